@@ -1,0 +1,198 @@
+"""The backward pass: dx per row, dw over all rows, from one read of x and dy.
+
+With x_hat = x * rstd and dyw = dy * w:
+
+    dx = (dyw - x_hat * mean(dyw * x_hat)) * rstd      a reduction inside each row
+    dw = sum over rows of dy * x_hat                   a reduction over all rows
+
+Both need the same x and dy, so one kernel reads them once and makes both gradients. dw has no
+atomics (decision D3): a program adds up its own contiguous chunk of rows in its own fp32
+accumulator and writes that once; a second, small kernel adds the accumulators up in a fixed order.
+The same input gives the same bits on every run.
+"""
+
+import torch
+import triton
+import triton.language as tl
+
+from . import tiling, tuning, wide
+
+
+@triton.jit(do_not_specialize=["dy_row_stride", "x_row_stride", "M", "rows_per_program"])
+def rmsnorm_backward_kernel(
+    dy_ptr,  # [M, N] dtype of x, unit column stride
+    x_ptr,  # [M, N] storage dtype, unit column stride
+    w_ptr,  # [N] its own dtype
+    rstd_ptr,  # [M] fp32, saved by the forward
+    dx_ptr,  # [M, N] dtype of x, packed; None where nobody asks for it
+    partial_dw_ptr,  # [n_programs, N] fp32; None where nobody asks for dw
+    dy_row_stride,  # elements between rows of dy, a multiple of ROW_ALIGN
+    x_row_stride,  # the same for x
+    M,
+    rows_per_program,  # a multiple of ROWS
+    N: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr,  # next_power_of_2(N): one tile spans the row
+    ROWS: tl.constexpr,  # rows per tile
+    ROW_ALIGN: tl.constexpr,  # power of two that divides N and every row stride
+    NUM_STAGES: tl.constexpr,  # tiles in flight, this one included
+):
+    # ---- Locate the rows: one contiguous chunk per program, in 64 bits
+    program = tl.program_id(0).to(tl.int64)
+    first_row = program * rows_per_program
+    last_row = tl.minimum(first_row + rows_per_program, M)
+    cols = tl.arange(0, BLOCK_SIZE)[None, :]
+    col_mask = cols < N
+    # N * e_w bytes, once per program and not once per row: w stays in registers.
+    if dx_ptr is not None:
+        w = tl.load(w_ptr + cols, mask=col_mask, other=0.0).to(tl.float32)
+    # The private accumulator, fp32 whatever the storage: no other program can write to it.
+    dw = tl.zeros([ROWS, BLOCK_SIZE], dtype=tl.float32)
+
+    # A plain range would ignore num_stages: only tl.range keeps the loads of the next tiles in
+    # flight while this one is reduced.
+    for row in tl.range(first_row, last_row, ROWS, num_stages=NUM_STAGES):
+        rows = row + tl.arange(0, ROWS)[:, None]
+        row_mask = rows < last_row
+        mask = row_mask & col_mask
+
+        # ---- Load: 2 * M * N * e bytes in all, shared by both gradients, and 4 * M of rstd
+        # Masked lanes hold 0 in x, dy and rstd alike, so they add 0 to the mean and to dw.
+        x_row_start = rows * (x_row_stride // ROW_ALIGN * ROW_ALIGN)
+        dy_row_start = rows * (dy_row_stride // ROW_ALIGN * ROW_ALIGN)
+        x = tl.load(x_ptr + x_row_start + cols, mask=mask, other=0.0).to(tl.float32)
+        dy = tl.load(dy_ptr + dy_row_start + cols, mask=mask, other=0.0).to(tl.float32)
+        rstd = tl.load(rstd_ptr + rows, mask=row_mask, other=0.0)
+        x_hat = x * rstd
+
+        if dx_ptr is not None:
+            # ---- Reduce: the part of dyw along x_hat, one number per row; N and not BLOCK_SIZE
+            dyw = dy * w
+            mean = tl.sum(dyw * x_hat, axis=1, keep_dims=True) / N
+            # ---- Write: M * N * e bytes and the one rounding
+            dx = ((dyw - x_hat * mean) * rstd).to(dx_ptr.dtype.element_ty)
+            tl.store(dx_ptr + rows * N + cols, dx, mask=mask)
+        dw += dy * x_hat
+
+    # ---- Write: 4 * N bytes per program, the only trace that dw leaves before the second kernel
+    if partial_dw_ptr is not None:
+        dw_row = tl.sum(dw, axis=0, keep_dims=True)
+        tl.store(partial_dw_ptr + program * N + cols, dw_row, mask=col_mask)
+
+
+@triton.jit(do_not_specialize=["n_programs"])
+def reduce_dw_kernel(
+    partial_dw_ptr,  # [n_programs, N] fp32
+    dw_ptr,  # [N] dtype of w
+    n_programs,
+    N: tl.constexpr,
+    ROWS: tl.constexpr,  # partial rows per step
+    COLS: tl.constexpr,  # columns per program
+):
+    # ---- Locate the columns: few to a program, so that many programs share a short job
+    cols = tl.program_id(0) * COLS + tl.arange(0, COLS)[None, :]
+    col_mask = cols < N
+    # ---- Load: 4 * n_programs * N bytes, mostly still in L2 since the kernel before wrote them
+    # The order of the additions is fixed by ROWS and n_programs: no atomics, the same bits.
+    total = tl.zeros([ROWS, COLS], dtype=tl.float32)
+    for first in range(0, n_programs, ROWS):
+        rows = first + tl.arange(0, ROWS)[:, None]
+        # A masked lane adds 0. 64 bits, as every row offset.
+        mask = (rows < n_programs) & col_mask
+        total += tl.load(partial_dw_ptr + rows.to(tl.int64) * N + cols, mask=mask, other=0.0)
+    # ---- Reduce and write: N * e_w bytes and the one rounding
+    dw = tl.sum(total, axis=0, keep_dims=True)
+    tl.store(dw_ptr + cols, dw.to(dw_ptr.dtype.element_ty), mask=col_mask)
+
+
+def launch_backward(
+    dy: torch.Tensor,
+    dy_row_stride: int,
+    x: torch.Tensor,
+    x_row_stride: int,
+    w: torch.Tensor,
+    rstd: torch.Tensor,
+    *,
+    needs_dx: bool = True,
+    needs_dw: bool = True,
+) -> tuple[torch.Tensor | None, torch.Tensor | None]:
+    """Allocate the gradients that are asked for, launch the kernels, return them.
+
+    Args:
+        dy: [..., N], dtype of x; row r starts at element `r * dy_row_stride`. Never written to.
+        dy_row_stride: elements from one row to the next, a multiple of `tiling.row_align`.
+        x: [..., N], fp16, bf16 or fp32.
+        x_row_stride: as for dy.
+        w: [N], packed, its own dtype.
+        rstd: [M] fp32, from the forward.
+        needs_dx: compute dx.
+        needs_dw: compute dw.
+
+    Returns:
+        dx, packed, shape and dtype of x, and dw, [N] in the dtype of w; None where not asked for.
+    """
+    M, N = rstd.numel(), w.numel()
+    dx = torch.empty(x.shape, dtype=x.dtype, device=x.device) if needs_dx else None
+    if M == 0:
+        return dx, torch.zeros_like(w) if needs_dw else None
+    path, run = tiling.backward_path(N), _one_tile
+    if path != "backward":
+        run = wide.backward if path == "wide_backward" else wide.backward_in_two
+    n_programs, rows_per_program = tiling.split_rows(M, N, x.device)
+    partial_dw = dw = None
+    if needs_dw:
+        partial_dw = torch.empty(n_programs, N, dtype=torch.float32, device=x.device)
+        dw = torch.empty(N, dtype=w.dtype, device=x.device)
+    config = tuning.config(path, x, w, lambda: _trial(run, x, w))
+    run(dy, dy_row_stride, x, x_row_stride, w, rstd, dx, partial_dw, rows_per_program, config)
+    if needs_dw:
+        cols = tiling.reduce_cols(x.device)
+        reduce_dw_kernel[(triton.cdiv(N, cols),)](
+            partial_dw,
+            dw,
+            n_programs,
+            N,
+            tiling.REDUCE_ROWS,
+            cols,
+            num_warps=tiling.REDUCE_WARPS,
+        )
+    return dx, dw
+
+
+def _one_tile(
+    dy, dy_row_stride, x, x_row_stride, w, rstd, dx, partial_dw, rows_per_program, config
+) -> None:
+    M, N = rstd.numel(), w.numel()
+    tile = tiling.backward_tile(N)
+    rmsnorm_backward_kernel[(triton.cdiv(M, rows_per_program),)](
+        dy,
+        x,
+        w,
+        rstd,
+        dx,
+        partial_dw,
+        dy_row_stride,
+        x_row_stride,
+        M,
+        rows_per_program,
+        N,
+        tile.block_size,
+        tile.rows,
+        tiling.row_align(N, x.dtype),
+        config.num_stages,
+        num_warps=config.num_warps,
+    )
+
+
+def _trial(run, x: torch.Tensor, w: torch.Tensor):
+    """Return `config -> None`, one launch on an input that depends on N and dtype alone."""
+    N = w.numel()
+    M = tuning.trial_rows(N, x.dtype)
+    n_programs, rows_per_program = tiling.split_rows(M, N, x.device)
+    trial_x = torch.randn(M, N, dtype=torch.float32, device=x.device).to(x.dtype)
+    dy, dx = torch.randn_like(trial_x), torch.empty_like(trial_x)
+    rstd = torch.ones(M, dtype=torch.float32, device=x.device)
+    partial_dw = torch.empty(n_programs, N, dtype=torch.float32, device=x.device)
+    w = w.detach()
+    return lambda config: run(
+        dy, N, trial_x, N, w, rstd, dx, partial_dw, rows_per_program, config
+    )

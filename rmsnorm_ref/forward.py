@@ -1,0 +1,118 @@
+"""The forward pass: y = x * rstd * w, with rstd = 1 / sqrt(mean(x^2) + eps).
+
+A row is read from HBM once, lives in registers while its mean square is taken, and is written once
+(decision D1). Everything between the load and the store is fp32 (decision D2). Rows wider than
+`tiling.ONE_TILE_MAX` would spill out of the registers; `wide.py` takes them.
+
+Besides y the kernel writes rstd, one fp32 number a row: 4·M bytes against 2·M·N elements, and the
+backward is spared a whole reduction.
+"""
+
+import torch
+import triton
+import triton.language as tl
+
+from . import tiling, tuning, wide
+
+
+@triton.jit(do_not_specialize=["x_row_stride", "M"])
+def rmsnorm_forward_kernel(
+    x_ptr,  # [M, N] storage dtype, unit column stride
+    w_ptr,  # [N] its own dtype
+    y_ptr,  # [M, N] dtype of x, packed
+    rstd_ptr,  # [M] fp32
+    x_row_stride,  # elements between rows of x, a multiple of ROW_ALIGN
+    M,
+    eps,
+    N: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr,  # next_power_of_2(N): one tile spans the row
+    ROWS: tl.constexpr,  # rows per tile: 1 from N = 1025 on, more where rows are narrow
+    ROW_ALIGN: tl.constexpr,  # power of two that divides N and every row stride
+):
+    # ---- Locate the rows
+    # 64 bits: M * N passes 2^31 long before memory runs out.
+    rows = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)[:, None]
+    cols = tl.arange(0, BLOCK_SIZE)[None, :]
+    row_mask = rows < M
+    col_mask = cols < N
+    # Dividing and multiplying changes no value. It shows the compiler a stride that is a multiple
+    # of ROW_ALIGN; without that it loads 2 bytes at a time instead of 16.
+    x_row_start = rows * (x_row_stride // ROW_ALIGN * ROW_ALIGN)
+
+    # ---- Load
+    # N * e_w bytes from HBM; all programs after the first few find w in cache, where evict_last
+    # keeps it. Asked for before x, so that its latency hides behind x.
+    w = tl.load(w_ptr + cols, mask=col_mask, other=0.0, eviction_policy="evict_last")
+    w = w.to(tl.float32)
+    # M * N * e bytes, the only read of x, so the cache need not keep it (evict_first).
+    # A masked lane holds 0 and adds 0 to the sum of squares.
+    mask = row_mask & col_mask
+    x = tl.load(x_ptr + x_row_start + cols, mask=mask, other=0.0, eviction_policy="evict_first")
+    x = x.to(tl.float32)
+
+    # ---- Reduce
+    # One number per row, [ROWS, 1]: the kept axis is what makes it broadcast along its own row.
+    # Divided by N and not by BLOCK_SIZE: masked lanes are no elements.
+    # eps inside the root: a row of zeros gives 1 / sqrt(eps) and never a division by zero.
+    rstd = tl.rsqrt(tl.sum(x * x, axis=1, keep_dims=True) / N + eps)
+
+    # ---- Write
+    # M * N * e bytes and the one rounding; streamed (.cs), because nothing here reads y again.
+    y = (x * rstd * w).to(y_ptr.dtype.element_ty)
+    tl.store(y_ptr + rows * N + cols, y, mask=mask, cache_modifier=".cs")
+    # 4 * M bytes; last, so that no store of y waits behind them.
+    tl.store(rstd_ptr + rows, rstd, mask=row_mask)
+
+
+def launch_forward(
+    x: torch.Tensor, x_row_stride: int, w: torch.Tensor, eps: float
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Allocate y and rstd, launch the kernel that suits this width, return both.
+
+    Args:
+        x: [..., N], fp16, bf16 or fp32; row r starts at element `r * x_row_stride`.
+        x_row_stride: elements from one row to the next, a multiple of `tiling.row_align`.
+        w: [N], packed, its own dtype.
+        eps: added to the mean square.
+
+    Returns:
+        y, packed, with the shape and dtype of x, and rstd, [M] in fp32.
+    """
+    N = w.numel()
+    y = torch.empty(x.shape, dtype=x.dtype, device=x.device)
+    rstd = torch.empty(x.numel() // N, dtype=torch.float32, device=x.device)
+    if rstd.numel():
+        run = _one_tile if N <= tiling.ONE_TILE_MAX else wide.forward
+        path = "forward" if N <= tiling.ONE_TILE_MAX else "wide_forward"
+        config = tuning.config(path, x, w, lambda: _trial(run, x, w))
+        run(x, x_row_stride, w, eps, y, rstd, config)
+    return y, rstd
+
+
+def _one_tile(x, x_row_stride, w, eps, y, rstd, config: tuning.Config) -> None:
+    M, N = rstd.numel(), w.numel()
+    tile = tiling.forward_tile(N)
+    rmsnorm_forward_kernel[(triton.cdiv(M, tile.rows),)](
+        x,
+        w,
+        y,
+        rstd,
+        x_row_stride,
+        M,
+        eps,
+        N,
+        tile.block_size,
+        tile.rows,
+        tiling.row_align(N, x.dtype),
+        num_warps=config.num_warps,
+    )
+
+
+def _trial(run, x: torch.Tensor, w: torch.Tensor):
+    """Return `config -> None`, one launch on an input that depends on N and dtype alone."""
+    N = w.numel()
+    M = tuning.trial_rows(N, x.dtype)
+    trial_x = torch.randn(M, N, dtype=torch.float32, device=x.device).to(x.dtype)
+    y = torch.empty_like(trial_x)
+    rstd = torch.empty(M, dtype=torch.float32, device=x.device)
+    return lambda config: run(trial_x, N, w.detach(), 1e-6, y, rstd, config)

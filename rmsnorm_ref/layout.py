@@ -1,0 +1,42 @@
+"""How a tensor of any strides becomes M rows that a kernel can walk with one stride.
+
+Which instructions load a row follows from its alignment, and they fix the order in which the row is
+summed. So layouts that differ in alignment would differ in the last bit. Here every layout is brought to the alignment that a packed [M, N] tensor has: one compiled kernel per N and
+dtype, the same bits from every view, at the price of a copy for the few that do not line up.
+"""
+
+import torch
+from torch import Tensor
+
+
+def rows(tensor: Tensor, row_align: int) -> tuple[Tensor, int]:
+    """Return the tensor and its row stride, or a packed copy where it has no usable one.
+
+    The kernels ask for rows that are evenly spaced, have unit column stride, start on 16 bytes and
+    lie a multiple of `row_align` elements apart. A layout that meets this is read in place. Any
+    other is copied, so that all layouts run the very same instructions and give the same bits.
+    """
+    stride = row_stride(tensor)
+    if stride is None or stride % row_align or tensor.data_ptr() % 16:
+        tensor = tensor.clone(memory_format=torch.contiguous_format)
+        stride = tensor.shape[-1]
+    return tensor, stride
+
+
+def row_stride(tensor: Tensor) -> int | None:
+    """Return how many elements lie between rows of [..., N], or None if no one number says it."""
+    N = tensor.shape[-1]
+    if tensor.is_contiguous():
+        return N
+    if N > 1 and tensor.stride(-1) != 1:
+        return None
+    found = expected = None
+    for size, stride in zip(tensor.shape[-2::-1], tensor.stride()[-2::-1], strict=True):
+        if size == 1:
+            continue  # the stride of a dimension of one is never used, and may be anything
+        if found is None:
+            found = stride
+        elif stride != expected:
+            return None
+        expected = stride * size
+    return N if found is None else found

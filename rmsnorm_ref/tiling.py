@@ -1,0 +1,132 @@
+"""What each program holds, and which rows it owns: functions of N and dtype, never of M alone.
+
+All of this is pinned (decision D4): correctness needs BLOCK_SIZE >= N, and a row's bits must not
+depend on the rows that happen to sit beside it. Only the number of programs follows M, and it
+touches nothing but dw. What may be searched is in `tuning.py`.
+"""
+
+import functools
+from typing import NamedTuple
+
+import torch
+
+# Widest row that is accepted at all; every path below is tested up to here.
+LARGEST_N = 65536
+# Widest row kept whole in registers. At 16384 columns the chunked kernels win in both passes:
+# forward 128 us against 133, backward 217 against 285 (8192 x 16384, bf16, H200).
+ONE_TILE_MAX = 8192
+# Widest row whose fp32 dw accumulator fits the register file of one SM beside the work on it.
+CHUNKED_BACKWARD_MAX = 32768
+
+FORWARD_TILE = 2048  # elements; narrower rows share a tile until it holds this many
+BACKWARD_TILE = 8192  # elements, one program per SM: 3 tiles in flight cover HBM's latency
+NARROW_BACKWARD_TILE = 4096  # elements, two programs per SM: at N = 512, 54 us against 67
+NARROW_MAX = 1024  # widest row that counts as narrow
+
+MIN_ROWS_PER_PROGRAM = 4  # else the fp32 partial buffer outgrows a third of the data
+
+REDUCE_ROWS, REDUCE_WARPS = 128, 4
+
+ROW_MEAN_CHUNK = 8192
+COLUMN_BLOCK = 4096
+
+INTERPRETED_PROGRAMS = 4  # stands for the SM count where there are no SMs
+
+
+class Tile(NamedTuple):
+    """What one program holds at a time: `rows` whole rows of `block_size` lanes."""
+
+    block_size: int
+    rows: int
+
+
+def forward_tile(N: int) -> Tile:
+    """Return the forward's tile for rows of N columns: a function of N alone."""
+    block_size = next_power_of_2(N)
+    return Tile(block_size, max(1, FORWARD_TILE // block_size))
+
+
+def backward_tile(N: int) -> Tile:
+    """Return the backward's tile for rows of N columns: a function of N alone."""
+    block_size = next_power_of_2(N)
+    elements = NARROW_BACKWARD_TILE if N <= NARROW_MAX else BACKWARD_TILE
+    return Tile(block_size, max(1, elements // block_size))
+
+
+def forward_chunk(N: int) -> int:
+    """Return how many columns of a wide row the forward takes at a time."""
+    return 8192 if N <= 16384 else 16384
+
+
+def one_row_per_sm(N: int, dtype: torch.dtype, device: torch.device) -> dict[str, int]:
+    """Return the launch option that keeps a second program off an SM, where rows are very wide.
+
+    The second read of a row hits the SM's own cache only while all rows in work on that SM fit in
+    it. From 128 KiB a row on, two do not. Allowing 64 registers per thread makes the compiler use
+    more than half of the register file, which leaves no room for a second program: at 2048 x 65536
+    (bf16, H200) 131 us against 141.
+    """
+    if N * dtype.itemsize < 128 * 1024 or device.type != "cuda" or torch.version.hip:
+        return {}
+    return {"maxnreg": 64}
+
+
+def backward_chunk(N: int) -> int:
+    """Return how many columns of a wide row the chunked backward takes at a time."""
+    return 16384 if N <= 16384 else 8192
+
+
+def reduce_cols(device: torch.device) -> int:
+    """Return how many columns of the partial buffer one program adds up.
+
+    16 on a GPU, so that N / 16 programs share a short job. The interpreter pays per program and not
+    per element, so there it is 4096. Either way a column is added up in the same order.
+    """
+    return 16 if device.type == "cuda" else 4096
+
+
+def backward_path(N: int) -> str:
+    """Name the backward that serves rows of N columns."""
+    if N <= ONE_TILE_MAX:
+        return "backward"
+    return "wide_backward" if N <= CHUNKED_BACKWARD_MAX else "column_backward"
+
+
+@functools.lru_cache(maxsize=1024)
+def row_align(N: int, dtype: torch.dtype) -> int:
+    """Return the largest power of two, at most 16 bytes' worth of elements, that divides N.
+
+    Row strides must be multiples of it, so that every row of every view is loaded by the same
+    instructions: it is a function of N and dtype, and so are a row's bits.
+    """
+    return min(N & -N, 16 // dtype.itemsize)
+
+
+@functools.lru_cache(maxsize=1024)
+def next_power_of_2(n: int) -> int:
+    """Return the smallest power of two that is at least n."""
+    return 1 << (n - 1).bit_length()
+
+
+@functools.lru_cache(maxsize=64)
+def sm_count(device: torch.device) -> int:
+    """Return how many streaming multiprocessors `device` has; asked once per device."""
+    if device.type != "cuda":
+        return INTERPRETED_PROGRAMS
+    return int(torch.cuda.get_device_properties(device).multi_processor_count)
+
+
+def split_rows(M: int, N: int, device: torch.device) -> tuple[int, int]:
+    """Return (n_programs, rows_per_program) of the backward: contiguous chunks of whole tiles.
+
+    The programs follow the SM count, and M where rows are few: the [n_programs, N] fp32 buffer is
+    then never more than a third of the bytes the backward must move.
+    """
+    rows, most = 1, sm_count(device)
+    if N <= ONE_TILE_MAX:
+        rows = backward_tile(N).rows
+        most *= 2 if N <= NARROW_MAX else 1
+    elif N > CHUNKED_BACKWARD_MAX:
+        most = max(1, most // -(-N // COLUMN_BLOCK))
+    rows_per_program = -(-max(-(-M // most), MIN_ROWS_PER_PROGRAM) // rows) * rows
+    return -(-M // rows_per_program), rows_per_program

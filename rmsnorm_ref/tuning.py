@@ -1,0 +1,230 @@
+"""What is searched, what is pruned and what ships, and why (decision D4).
+
+Pinned, because correctness or a row's bits hang on them, is all of `tiling.py`. Searched, because
+only speed hangs on them: how many warps share a tile (`num_warps`) and how many tiles a loop keeps
+in flight (`num_stages`).
+
+The search runs once per kernel, N, dtypes and device, on an input of its own that is made from N
+and dtype alone. It never sees M: the number of warps sets the order in which a row is summed, so a
+choice that followed M, or whichever batch arrived first, would let a row's last bit depend on the
+rows beside it. That is also why `triton.autotune` does not wrap the kernels: it times the call that
+comes first.
+
+`RMSNORM_REF_TUNING=fixed`, or `set_mode("fixed")`, skips the search and takes the shipped table:
+the same bits on every run and every machine of a kind, a cheap first call, safe to capture in a
+CUDA graph.
+"""
+
+import itertools
+import os
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import torch
+
+from . import tiling
+
+
+class Config(NamedTuple):
+    """How one kernel is launched: what the search may choose."""
+
+    num_warps: int
+    num_stages: int = 1
+
+
+# ---- Searched ---------------------------------------------------------------------------------
+
+WARPS = (1, 2, 4, 8, 16, 32)
+STAGES = (1, 2, 3, 4)
+
+# The least a challenger must gain on the shipped choice, as a share of its time: below that a
+# difference is noise, and taking it would only make bits differ from one process to the next.
+NOISE = 0.02
+TRIAL_BYTES = 64 * 2**20  # of x in a trial: more than the L2 holds, so that HBM is what is timed
+
+
+class Space(NamedTuple):
+    """One kernel's share of the search."""
+
+    tile_elements: Callable[[int], int]  # of N: elements that all warps of a program share
+    most_per_thread: int  # elements; above it the kernel's live values spill
+    pipelined: bool  # whether a loop keeps `num_stages` tiles of x and dy in flight
+
+
+def _elements(tile: tiling.Tile) -> int:
+    return tile.block_size * tile.rows
+
+
+SPACES = {
+    "forward": Space(lambda N: _elements(tiling.forward_tile(N)), 64, pipelined=False),
+    "backward": Space(lambda N: _elements(tiling.backward_tile(N)), 32, pipelined=True),
+    "wide_forward": Space(tiling.forward_chunk, 32, pipelined=False),
+    "wide_backward": Space(tiling.backward_chunk, 32, pipelined=False),
+    "column_backward": Space(lambda _: tiling.COLUMN_BLOCK, 32, pipelined=True),
+}
+
+
+def pruned(
+    path: str, N: int, dtype: torch.dtype, warp_size: int = 32, shared_bytes: int = 232448
+) -> dict[Config, str | None]:
+    """Return every config of the search with the reason that rules it out, or None if it is tried.
+
+    Args:
+        path: a key of `SPACES`.
+        N: columns.
+        dtype: of x.
+        warp_size: threads in a warp, 64 on some AMD devices.
+        shared_bytes: shared memory one program may have.
+    """
+    space = SPACES[path]
+    elements = space.tile_elements(N)
+    reasons: dict[Config, str | None] = {}
+    for config in itertools.starmap(Config, itertools.product(WARPS, STAGES)):
+        threads = config.num_warps * warp_size
+        per_thread = elements / threads
+        reason = None
+        if not space.pipelined and config.num_stages > 1:
+            reason = "no pipelined loop: the compiled code is the same for every num_stages"
+        elif threads > 1024:
+            reason = f"{threads} threads: a program may have 1024"
+        elif per_thread < 16 // dtype.itemsize:
+            reason = f"{per_thread:g} elements per thread: less than one 16-byte load each"
+        elif per_thread > space.most_per_thread:
+            reason = f"{per_thread:g} elements per thread: live values spill to memory"
+        elif space.pipelined:
+            n_bytes = 2 * (config.num_stages - 1) * elements * dtype.itemsize
+            if n_bytes > shared_bytes:
+                reason = f"{n_bytes} bytes of shared memory: a program may have {shared_bytes}"
+        reasons[config] = reason
+    return reasons
+
+
+# ---- The shipped table ------------------------------------------------------------------------
+
+# By path and by elements per tile or chunk; what the search chose on an NVIDIA H200, where the
+# differences exceed the noise.
+SHIPPED = {
+    "forward": {2048: Config(4), 4096: Config(8), 8192: Config(8)},
+    "backward": {4096: Config(4, 3), 8192: Config(8, 3)},
+    "wide_forward": {8192: Config(16), 16384: Config(32)},
+    "wide_backward": {8192: Config(16), 16384: Config(32)},
+    "column_backward": {4096: Config(8, 4)},
+}
+# The kernel that feeds column_backward: 12 measured variants lie within 3 %, so none is searched.
+ROW_MEAN = Config(8, 3)
+
+
+def shipped(path: str, N: int) -> Config:
+    """Return the table's choice for rows of N columns, whatever the dtype and the device."""
+    return SHIPPED[path][SPACES[path].tile_elements(N)]
+
+
+# ---- Choosing ---------------------------------------------------------------------------------
+
+_MODES = ("search", "fixed")
+_mode: str | None = None
+_chosen: dict[tuple[Any, ...], Config] = {}
+
+
+def mode() -> str:
+    """Return "search" or "fixed": what `set_mode` said, else RMSNORM_REF_TUNING, else "search"."""
+    found = _mode or os.environ.get("RMSNORM_REF_TUNING") or "search"
+    if found not in _MODES:
+        raise ValueError(
+            f"RMSNORM_REF_TUNING is {found!r}; it must be 'search' or 'fixed', or be left unset"
+        )
+    return found
+
+
+def set_mode(new: str | None) -> None:
+    """Choose between "search" and "fixed" for all calls from now on; None follows the variable.
+
+    Args:
+        new: "search" (time the configs at the first call of each width), "fixed" (take the shipped
+            table: same bits on every run, safe under CUDA-graph capture), or None.
+
+    Raises:
+        ValueError: any other word.
+
+    Example:
+        >>> set_mode("fixed")
+        >>> mode()
+        'fixed'
+        >>> set_mode(None)
+    """
+    global _mode
+    if new is not None and new not in _MODES:
+        raise ValueError(f"mode is {new!r}; it must be 'search', 'fixed' or None")
+    _mode = new
+    _chosen.clear()
+
+
+def chosen() -> dict[tuple[Any, ...], Config]:
+    """Return what has been chosen so far: {(path, N, dtype of x, dtype of w, device): Config}."""
+    return dict(_chosen)
+
+
+def config(
+    path: str, x: torch.Tensor, w: torch.Tensor, trial: Callable[[], Callable[[Config], None]]
+) -> Config:
+    """Return how to launch `path` for these dtypes and this N; search at the first call.
+
+    Args:
+        path: a key of `SPACES`.
+        x: any tensor of the call's dtype and device.
+        w: [N].
+        trial: makes the search's own input and returns a function that launches one config on it.
+    """
+    key = (path, w.numel(), x.dtype, w.dtype, x.device)
+    found = _chosen.get(key)
+    if found is None:
+        found = shipped(path, w.numel())
+        if x.device.type == "cuda" and mode() == "search" and not _interpreted():
+            found = _search(path, x, w.numel(), trial, found)
+        _chosen[key] = found
+    return found
+
+
+def trial_rows(N: int, dtype: torch.dtype) -> int:
+    """Return how many rows a trial has: `TRIAL_BYTES` of x, whatever the caller's M."""
+    return max(1, TRIAL_BYTES // (N * dtype.itemsize))
+
+
+def _interpreted() -> bool:
+    import triton
+
+    return bool(triton.knobs.runtime.interpret)
+
+
+def _search(
+    path: str,
+    x: torch.Tensor,
+    N: int,
+    trial: Callable[[], Callable[[Config], None]],
+    default: Config,
+) -> Config:
+    import triton
+    import triton.testing
+    from triton.runtime.errors import OutOfResources
+
+    if torch.cuda.is_current_stream_capturing():
+        raise RuntimeError(
+            f"a CUDA graph is being captured and N = {N} has not been tuned yet: call rmsnorm once "
+            "with this N and dtype before the capture, or set RMSNORM_REF_TUNING=fixed"
+        )
+    warp_size = torch.cuda.get_device_properties(x.device).warp_size
+    limits = triton.runtime.driver.active.utils.get_device_properties(x.device.index)
+    reasons = pruned(path, N, x.dtype, warp_size, limits["max_shared_mem"])
+    with torch.no_grad():
+        launch = trial()
+        times_ms: dict[Config, float] = {}
+        for candidate in (c for c, reason in reasons.items() if reason is None):
+            try:
+                times_ms[candidate] = triton.testing.do_bench(
+                    lambda c=candidate: launch(c), warmup=5, rep=20, quantiles=[0.5]
+                )
+            except OutOfResources:
+                continue  # this device has less than the rules above assume
+    best = min(times_ms, key=times_ms.__getitem__, default=default)
+    shipped_ms = times_ms.get(default, float("inf"))
+    return best if times_ms.get(best, 0.0) < (1 - NOISE) * shipped_ms else default

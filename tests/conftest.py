@@ -1,0 +1,45 @@
+"""Where the tests run: compiled on a GPU where there is one, else interpreted on the CPU."""
+
+from __future__ import annotations
+
+import os
+import random
+
+import numpy as np
+import pytest
+import torch
+
+# Triton reads its switch once, at its first import, which no test module may do before this line.
+if not torch.cuda.is_available():
+    os.environ.setdefault("TRITON_INTERPRET", "1")
+
+from paths import DEVICE
+
+# On a GPU the suite takes the shipped table: a search of a second for each width, dtype and kernel
+# would outlast the tests. test_gpu.py searches on purpose, and a variable set outside wins.
+if DEVICE == "cuda":
+    os.environ.setdefault("RMSNORM_REF_TUNING", "fixed")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Skip, with the reason, what needs a GPU and has none."""
+    if DEVICE == "cuda":
+        return
+    skip = pytest.mark.skip(reason="needs a CUDA device and Triton's compiler, and has none")
+    for item in items:
+        if item.get_closest_marker("gpu"):
+            item.add_marker(skip)
+
+
+@pytest.fixture
+def device() -> str:
+    """Name the device under test: "cuda" where kernels compile, "cpu" where they are interpreted."""
+    return DEVICE
+
+
+@pytest.fixture(autouse=True)
+def _seeded() -> None:
+    """Give every test the same random numbers, whichever tests ran before it."""
+    random.seed(0)
+    np.random.seed(0)  # noqa: NPY002  # for libraries that draw from numpy's global generator
+    torch.manual_seed(0)

@@ -1,0 +1,117 @@
+"""The widths that reach every kernel, inputs for them, and the one comparison that most tests make.
+
+Which kernels run depends on N alone, so a property is tested on every kernel by testing it at
+`WIDTHS`, or, where a launch is dear, at `PATHS`: one width for each kernel and kind of tile.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING, NamedTuple
+
+import pytest
+import torch
+from torch import Tensor
+
+from rmsnorm_ref import oracle, rmsnorm
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+INTERPRETED = os.environ.get("TRITON_INTERPRET", "").lower() in {"1", "true", "yes", "on"}
+DEVICE = "cuda" if torch.cuda.is_available() and not INTERPRETED else "cpu"
+
+DTYPES = (torch.float16, torch.bfloat16, torch.float32)
+EPS = 1e-6
+
+# Several rows per tile up to 1024 (forward) and 4096 (backward), odd widths among them; a tile of
+# one row up to 8192; one backward chunk up to 16384, several up to 32768; columns above.
+WIDTHS = (1, 3, 17, 64, 513, 769, 1560, 2048, 8192, 12000, 20000, 40000)
+PATHS = (17, 8192, 12000, 20000, 40000)
+
+on_every_width = pytest.mark.parametrize("N", WIDTHS)
+on_every_path = pytest.mark.parametrize("N", PATHS)
+in_every_dtype = pytest.mark.parametrize("dtype", DTYPES, ids=lambda d: str(d).split(".")[1])
+
+
+class Results(NamedTuple):
+    """Hold what both passes return; a gradient that was not asked for is None."""
+
+    y: Tensor
+    dx: Tensor | None
+    dw: Tensor | None
+
+
+def make(
+    M: int,
+    N: int,
+    dtype: torch.dtype,
+    w_dtype: torch.dtype | None = None,
+    device: str = DEVICE,
+    seed: int = 0,
+    scale: float = 1.0,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Draw x [M, N], w [N], dy [M, N]; the same numbers on every device.
+
+    No mean is zero and w is far from 1, so that no term of either pass is small by chance.
+    """
+    g = torch.Generator().manual_seed(seed)
+    x = (torch.randn(M, N, generator=g) + 0.5) * scale
+    w = 2 * torch.randn(N, generator=g) + 1
+    dy = torch.randn(M, N, generator=g) + 0.5
+    return x.to(device, dtype), w.to(device, w_dtype or dtype), dy.to(device, dtype)
+
+
+def run(
+    x: Tensor,
+    w: Tensor,
+    dy: Tensor | None = None,
+    eps: float = EPS,
+    *,
+    needs_dx: bool = True,
+    needs_dw: bool = True,
+) -> Results:
+    """Run both passes on inputs as they lie in memory; dy is ones where it is left out."""
+    x, w = x.detach().requires_grad_(needs_dx), w.detach().requires_grad_(needs_dw)
+    y = rmsnorm(x, w, eps)
+    wanted = [tensor for tensor, needed in ((x, needs_dx), (w, needs_dw)) if needed]
+    found = iter(torch.autograd.grad(y, wanted, torch.ones_like(y) if dy is None else dy))
+    dx = next(found) if needs_dx else None
+    return Results(y.detach(), dx, next(found) if needs_dw else None)
+
+
+def check(x: Tensor, w: Tensor, dy: Tensor | None = None, eps: float = EPS) -> Results:
+    """Run both passes, hold every element of y, dx and dw to its bound, and return them."""
+    results = run(x, w, dy, eps)
+    dy = torch.ones_like(x) if dy is None else dy
+    dx, dw = oracle.truth_backward(dy, x, w, eps)
+    y = oracle.truth(x, w, eps)
+    assert results.dx is not None
+    assert results.dw is not None
+    oracle.assert_within(results.y, y, oracle.bound_y(x, w, eps), "y", dtype=x.dtype)
+    oracle.assert_within(results.dx, dx, oracle.bound_dx(dy, x, w, eps), "dx", dtype=x.dtype)
+    oracle.assert_within(results.dw, dw, oracle.bound_dw(dy, x, w, eps), "dw", dtype=w.dtype)
+    assert all(result.is_contiguous() and result.device == x.device for result in results)
+    return results
+
+
+def assert_same_bits(actual: Iterable[Tensor | None], expected: Iterable[Tensor | None]) -> None:
+    """Compare bit patterns: NaN equals the same NaN, and 0.0 does not equal -0.0."""
+    for one, other in zip(actual, expected, strict=True):
+        assert (one is None) == (other is None)
+        if one is not None and other is not None:
+            assert one.dtype == other.dtype
+            assert torch.equal(bits(one), bits(other))
+
+
+def bits(tensor: Tensor) -> Tensor:
+    """Return the bit patterns of a tensor as integers of the same shape."""
+    integer = torch.int32 if tensor.dtype == torch.float32 else torch.int16
+    return tensor.detach().contiguous().view(integer)
+
+
+def programs(device: str) -> int:
+    """Count the programs at which the backward is capped on this device, one per SM."""
+    from rmsnorm_ref import tuning
+
+    return tuning.sm_count(torch.device(device, 0) if device == "cuda" else torch.device(device))
