@@ -11,11 +11,14 @@ accumulator and writes that once; a second, small kernel adds the accumulators u
 The same input gives the same bits on every run.
 """
 
+import functools
+
 import torch
 import triton
 import triton.language as tl
 
-from . import tiling, tuning, wide
+from . import few_rows, tiling, tuning, wide
+from .launch import Launch
 
 
 @triton.jit(do_not_specialize=["dy_row_stride", "x_row_stride", "M", "rows_per_program"])
@@ -26,10 +29,10 @@ def rmsnorm_backward_kernel(
     rstd_ptr,  # [M] fp32, saved by the forward
     dx_ptr,  # [M, N] dtype of x, packed; None where nobody asks for it
     partial_dw_ptr,  # [n_programs, N] fp32; None where nobody asks for dw
-    dy_row_stride,  # elements between rows of dy, a multiple of ROW_ALIGN
-    x_row_stride,  # the same for x
-    M,
-    rows_per_program,  # a multiple of ROWS
+    dy_row_stride: tl.int64,  # elements between rows of dy, a multiple of ROW_ALIGN
+    x_row_stride: tl.int64,  # the same for x
+    M: tl.int64,
+    rows_per_program: tl.int64,  # a multiple of ROWS
     N: tl.constexpr,
     BLOCK_SIZE: tl.constexpr,  # next_power_of_2(N): one tile spans the row
     ROWS: tl.constexpr,  # rows per tile
@@ -83,7 +86,7 @@ def rmsnorm_backward_kernel(
 def reduce_dw_kernel(
     partial_dw_ptr,  # [n_programs, N] fp32
     dw_ptr,  # [N] dtype of w
-    n_programs,
+    n_programs: tl.int64,
     N: tl.constexpr,
     ROWS: tl.constexpr,  # partial rows per step
     COLS: tl.constexpr,  # columns per program
@@ -130,61 +133,67 @@ def launch_backward(
     Returns:
         dx, packed, shape and dtype of x, and dw, [N] in the dtype of w; None where not asked for.
     """
-    M, N = rstd.numel(), w.numel()
-    dx = torch.empty(x.shape, dtype=x.dtype, device=x.device) if needs_dx else None
-    if M == 0:
+    N = w.numel()
+    dx = torch.empty_like(x, memory_format=torch.contiguous_format) if needs_dx else None
+    if rstd.numel() == 0:
         return dx, torch.zeros_like(w) if needs_dw else None
-    path, run = tiling.backward_path(N), _one_tile
-    if path != "backward":
-        run = wide.backward if path == "wide_backward" else wide.backward_in_two
-    n_programs, rows_per_program = tiling.split_rows(M, N, x.device)
-    partial_dw = dw = None
-    if needs_dw:
-        partial_dw = torch.empty(n_programs, N, dtype=torch.float32, device=x.device)
-        dw = torch.empty(N, dtype=w.dtype, device=x.device)
-    config = tuning.config(path, x, w, lambda: _trial(run, x, w))
-    run(dy, dy_row_stride, x, x_row_stride, w, rstd, dx, partial_dw, rows_per_program, config)
-    if needs_dw:
-        cols = tiling.reduce_cols(x.device)
-        reduce_dw_kernel[(triton.cdiv(N, cols),)](
-            partial_dw,
-            dw,
-            n_programs,
-            N,
-            tiling.REDUCE_ROWS,
-            cols,
-            num_warps=tiling.REDUCE_WARPS,
+    dw = torch.empty_like(w) if needs_dw else None
+    path = tiling.backward_path(rstd.numel(), N, x.device)
+    if path == "few_rows_backward":
+        # The warps that the one-tile kernel would have: with them, dx has the same bits.
+        launch = tuning.prepared(
+            "backward", few_rows.build_backward, x, w, _trial, needs_dx, needs_dw, searched=_build
         )
+        launch(dy, dy_row_stride, x, x_row_stride, w, rstd, dx, dw)
+        return dx, dw
+    n_programs, rows_per_program = tiling.split_rows(rstd.numel(), N, x.device)
+    partial_dw = x.new_empty((n_programs, N), dtype=torch.float32) if needs_dw else None
+    launch = tuning.prepared(path, _BUILD[path], x, w, _trial, needs_dx, needs_dw)
+    launch(dy, dy_row_stride, x, x_row_stride, w, rstd, dx, partial_dw, rows_per_program)
+    if needs_dw:
+        _build_reduction(N, w.dtype, x.device)(partial_dw, dw)
     return dx, dw
 
 
-def _one_tile(
-    dy, dy_row_stride, x, x_row_stride, w, rstd, dx, partial_dw, rows_per_program, config
-) -> None:
-    M, N = rstd.numel(), w.numel()
+def _build(N: int, dtype: torch.dtype, device: torch.device, config: tuning.Config, *_needs: bool):
+    """Fix all that does not change between calls of one width; return the launch."""
     tile = tiling.backward_tile(N)
-    rmsnorm_backward_kernel[(triton.cdiv(M, rows_per_program),)](
-        dy,
-        x,
-        w,
-        rstd,
-        dx,
-        partial_dw,
-        dy_row_stride,
-        x_row_stride,
-        M,
-        rows_per_program,
-        N,
-        tile.block_size,
-        tile.rows,
-        tiling.row_align(N, x.dtype),
-        config.num_stages,
-        num_warps=config.num_warps,
-    )
+    constants = (N, *tile, tiling.row_align(N, dtype), config.num_stages)
+    kernel = Launch(rmsnorm_backward_kernel, constants, config, device)
+
+    def launch(dy, dy_stride, x, x_stride, w, rstd, dx, partial_dw, rows_per_program) -> None:
+        M = rstd.numel()
+        grid = (-(-M // rows_per_program), 1, 1)
+        pointers = (dy, x, w, rstd, dx, partial_dw)
+        kernel(grid, *pointers, dy_stride, x_stride, M, rows_per_program)
+
+    return launch
 
 
-def _trial(run, x: torch.Tensor, w: torch.Tensor):
-    """Return `config -> None`, one launch on an input that depends on N and dtype alone."""
+@functools.lru_cache(maxsize=1024)
+def _build_reduction(N: int, dtype: torch.dtype, device: torch.device):
+    """Fix all that does not change between reductions of one width; return the launch."""
+    del dtype  # of dw: the cache keeps one compiled kernel per dtype
+    cols = tiling.reduce_cols(device)
+    constants = (N, tiling.REDUCE_ROWS, cols)
+    kernel = Launch(reduce_dw_kernel, constants, tuning.REDUCE, device)
+    grid = (-(-N // cols), 1, 1)
+
+    def launch(partial_dw, dw) -> None:
+        kernel(grid, partial_dw, dw, partial_dw.shape[0])
+
+    return launch
+
+
+_BUILD = {
+    "backward": _build,
+    "wide_backward": wide.build_backward,
+    "column_backward": wide.build_column_backward,
+}
+
+
+def _trial(x: torch.Tensor, w: torch.Tensor):
+    """Return a launch's arguments for the search: an input made from N and dtype alone."""
     N = w.numel()
     M = tuning.trial_rows(N, x.dtype)
     n_programs, rows_per_program = tiling.split_rows(M, N, x.device)
@@ -192,7 +201,4 @@ def _trial(run, x: torch.Tensor, w: torch.Tensor):
     dy, dx = torch.randn_like(trial_x), torch.empty_like(trial_x)
     rstd = torch.ones(M, dtype=torch.float32, device=x.device)
     partial_dw = torch.empty(n_programs, N, dtype=torch.float32, device=x.device)
-    w = w.detach()
-    return lambda config: run(
-        dy, N, trial_x, N, w, rstd, dx, partial_dw, rows_per_program, config
-    )
+    return dy, N, trial_x, N, w.detach(), rstd, dx, partial_dw, rows_per_program

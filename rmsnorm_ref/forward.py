@@ -13,6 +13,7 @@ import triton
 import triton.language as tl
 
 from . import tiling, tuning, wide
+from .launch import Launch
 
 
 @triton.jit(do_not_specialize=["x_row_stride", "M"])
@@ -21,8 +22,8 @@ def rmsnorm_forward_kernel(
     w_ptr,  # [N] its own dtype
     y_ptr,  # [M, N] dtype of x, packed
     rstd_ptr,  # [M] fp32
-    x_row_stride,  # elements between rows of x, a multiple of ROW_ALIGN
-    M,
+    x_row_stride: tl.int64,  # elements between rows of x, a multiple of ROW_ALIGN
+    M: tl.int64,
     eps,
     N: tl.constexpr,
     BLOCK_SIZE: tl.constexpr,  # next_power_of_2(N): one tile spans the row
@@ -44,11 +45,9 @@ def rmsnorm_forward_kernel(
     # keeps it. Asked for before x, so that its latency hides behind x.
     w = tl.load(w_ptr + cols, mask=col_mask, other=0.0, eviction_policy="evict_last")
     w = w.to(tl.float32)
-    # M * N * e bytes, the only read of x, so the cache need not keep it (evict_first).
-    # A masked lane holds 0 and adds 0 to the sum of squares.
+    # M * N * e bytes, the only read of x. A masked lane holds 0 and adds 0 to the sum of squares.
     mask = row_mask & col_mask
-    x = tl.load(x_ptr + x_row_start + cols, mask=mask, other=0.0, eviction_policy="evict_first")
-    x = x.to(tl.float32)
+    x = tl.load(x_ptr + x_row_start + cols, mask=mask, other=0.0).to(tl.float32)
 
     # ---- Reduce
     # One number per row, [ROWS, 1]: the kept axis is what makes it broadcast along its own row.
@@ -57,9 +56,9 @@ def rmsnorm_forward_kernel(
     rstd = tl.rsqrt(tl.sum(x * x, axis=1, keep_dims=True) / N + eps)
 
     # ---- Write
-    # M * N * e bytes and the one rounding; streamed (.cs), because nothing here reads y again.
+    # M * N * e bytes and the one rounding.
     y = (x * rstd * w).to(y_ptr.dtype.element_ty)
-    tl.store(y_ptr + rows * N + cols, y, mask=mask, cache_modifier=".cs")
+    tl.store(y_ptr + rows * N + cols, y, mask=mask)
     # 4 * M bytes; last, so that no store of y waits behind them.
     tl.store(rstd_ptr + rows, rstd, mask=row_mask)
 
@@ -79,40 +78,35 @@ def launch_forward(
         y, packed, with the shape and dtype of x, and rstd, [M] in fp32.
     """
     N = w.numel()
-    y = torch.empty(x.shape, dtype=x.dtype, device=x.device)
-    rstd = torch.empty(x.numel() // N, dtype=torch.float32, device=x.device)
+    y = torch.empty_like(x, memory_format=torch.contiguous_format)
+    rstd = x.new_empty(x.numel() // N, dtype=torch.float32)
     if rstd.numel():
-        run = _one_tile if N <= tiling.ONE_TILE_MAX else wide.forward
-        path = "forward" if N <= tiling.ONE_TILE_MAX else "wide_forward"
-        config = tuning.config(path, x, w, lambda: _trial(run, x, w))
-        run(x, x_row_stride, w, eps, y, rstd, config)
+        path = tiling.forward_path(N)
+        launch = tuning.prepared(path, _BUILD[path], x, w, _trial)
+        launch(x, x_row_stride, w, eps, y, rstd)
     return y, rstd
 
 
-def _one_tile(x, x_row_stride, w, eps, y, rstd, config: tuning.Config) -> None:
-    M, N = rstd.numel(), w.numel()
+def _build(N: int, dtype: torch.dtype, device: torch.device, config: tuning.Config):
+    """Fix all that does not change between calls of one width; return the launch."""
     tile = tiling.forward_tile(N)
-    rmsnorm_forward_kernel[(triton.cdiv(M, tile.rows),)](
-        x,
-        w,
-        y,
-        rstd,
-        x_row_stride,
-        M,
-        eps,
-        N,
-        tile.block_size,
-        tile.rows,
-        tiling.row_align(N, x.dtype),
-        num_warps=config.num_warps,
-    )
+    constants = (N, tile.block_size, tile.rows, tiling.row_align(N, dtype))
+    kernel = Launch(rmsnorm_forward_kernel, constants, config, device)
+
+    def launch(x, x_row_stride, w, eps, y, rstd) -> None:
+        M = rstd.numel()
+        kernel((-(-M // tile.rows), 1, 1), x, w, y, rstd, x_row_stride, M, eps)
+
+    return launch
 
 
-def _trial(run, x: torch.Tensor, w: torch.Tensor):
-    """Return `config -> None`, one launch on an input that depends on N and dtype alone."""
+_BUILD = {"forward": _build, "wide_forward": wide.build_forward}
+
+
+def _trial(x: torch.Tensor, w: torch.Tensor):
+    """Return a launch's arguments for the search: an input made from N and dtype alone."""
     N = w.numel()
     M = tuning.trial_rows(N, x.dtype)
     trial_x = torch.randn(M, N, dtype=torch.float32, device=x.device).to(x.dtype)
-    y = torch.empty_like(trial_x)
     rstd = torch.empty(M, dtype=torch.float32, device=x.device)
-    return lambda config: run(trial_x, N, w.detach(), 1e-6, y, rstd, config)
+    return trial_x, N, w.detach(), 1e-6, torch.empty_like(trial_x), rstd

@@ -1,8 +1,9 @@
 """How a tensor of any strides becomes M rows that a kernel can walk with one stride.
 
 Which instructions load a row follows from its alignment, and they fix the order in which the row is
-summed. So layouts that differ in alignment would differ in the last bit. Here every layout is brought to the alignment that a packed [M, N] tensor has: one compiled kernel per N and
-dtype, the same bits from every view, at the price of a copy for the few that do not line up.
+summed. So layouts that differ in alignment would differ in the last bit. Here every layout is
+brought to the alignment that a packed [M, N] tensor has: one compiled kernel per N and dtype, the
+same bits from every view, at the price of a copy for the few that do not line up.
 """
 
 import torch

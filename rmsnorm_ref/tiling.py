@@ -25,12 +25,18 @@ NARROW_MAX = 1024  # widest row that counts as narrow
 
 MIN_ROWS_PER_PROGRAM = 4  # else the fp32 partial buffer outgrows a third of the data
 
-REDUCE_ROWS, REDUCE_WARPS = 128, 4
+REDUCE_ROWS = 128  # partial rows that the dw reduction adds per step
 
 ROW_MEAN_CHUNK = 8192
 COLUMN_BLOCK = 4096
 
+# At most so many rows get dw and dx in one launch: 16 x 2048 takes 2.1 us against 4.6, 512 x 8192
+# 11.0 against 12.0; at 1024 rows the two are level (bf16, H200).
+FEW_ROWS_MAX = 512
+DW_ROWS = 128  # rows that its dw programs add per step
+
 INTERPRETED_PROGRAMS = 4  # stands for the SM count where there are no SMs
+INTERPRETED_FEW_ROWS_MAX = 8  # so that small inputs reach every kernel
 
 
 class Tile(NamedTuple):
@@ -85,10 +91,25 @@ def reduce_cols(device: torch.device) -> int:
     return 16 if device.type == "cuda" else 4096
 
 
-def backward_path(N: int) -> str:
-    """Name the backward that serves rows of N columns."""
+def forward_path(N: int) -> str:
+    """Name the forward that serves rows of N columns."""
+    return "forward" if N <= ONE_TILE_MAX else "wide_forward"
+
+
+def dw_cols(device: torch.device) -> int:
+    """Return how many columns a dw program of the few-rows kernel owns; see `reduce_cols`."""
+    return 32 if device.type == "cuda" else 4096
+
+
+def backward_path(M: int, N: int, device: torch.device) -> str:
+    """Name the backward that serves M rows of N columns.
+
+    This is the one choice that follows M. It moves no bit of dx: the few-rows kernel makes it on
+    the tile and with the warps of the one-tile kernel. dw depends on M anyway, as its sum does.
+    """
     if N <= ONE_TILE_MAX:
-        return "backward"
+        most = FEW_ROWS_MAX if device.type == "cuda" else INTERPRETED_FEW_ROWS_MAX
+        return "backward" if M > most else "few_rows_backward"
     return "wide_backward" if N <= CHUNKED_BACKWARD_MAX else "column_backward"
 
 

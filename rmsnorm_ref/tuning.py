@@ -15,6 +15,7 @@ the same bits on every run and every machine of a kind, a cheap first call, safe
 CUDA graph.
 """
 
+import functools
 import itertools
 import os
 from collections.abc import Callable
@@ -112,11 +113,37 @@ SHIPPED = {
 }
 # The kernel that feeds column_backward: 12 measured variants lie within 3 %, so none is searched.
 ROW_MEAN = Config(8, 3)
+# The dw reduction: a few microseconds, most of them the launch.
+REDUCE = Config(4)
 
 
-def shipped(path: str, N: int) -> Config:
-    """Return the table's choice for rows of N columns, whatever the dtype and the device."""
-    return SHIPPED[path][SPACES[path].tile_elements(N)]
+# Where the table is more than the noise away from the best: (path, BLOCK_SIZE, bytes per element).
+EXCEPTIONS = {
+    ("forward", 1, 2): Config(1),
+    ("forward", 64, 2): Config(8),
+    ("forward", 1, 4): Config(16),
+    ("forward", 4, 4): Config(16),
+    ("forward", 1024, 4): Config(8),
+    ("forward", 8192, 4): Config(16),
+    ("wide_forward", 16384, 4): Config(32),
+    ("backward", 1, 2): Config(16, 1),
+    ("backward", 2, 2): Config(8, 1),
+    ("backward", 128, 2): Config(8, 3),
+    ("backward", 1, 4): Config(32, 1),
+    ("backward", 2, 4): Config(8, 1),
+    ("backward", 16, 4): Config(16, 1),
+    ("backward", 32, 4): Config(16, 1),
+    ("backward", 64, 4): Config(4, 1),
+    ("backward", 128, 4): Config(8, 1),
+    ("backward", 256, 4): Config(4, 1),
+    ("wide_backward", 32768, 4): Config(8),
+}
+
+
+def shipped(path: str, N: int, dtype: torch.dtype) -> Config:
+    """Return the table's choice for rows of N columns of a dtype, whatever the device."""
+    exception = EXCEPTIONS.get((path, tiling.next_power_of_2(N), dtype.itemsize))
+    return exception or SHIPPED[path][SPACES[path].tile_elements(N)]
 
 
 # ---- Choosing ---------------------------------------------------------------------------------
@@ -124,6 +151,9 @@ def shipped(path: str, N: int) -> Config:
 _MODES = ("search", "fixed")
 _mode: str | None = None
 _chosen: dict[tuple[Any, ...], Config] = {}
+_prepared: dict[tuple[Any, ...], Callable[..., None]] = {}
+Build = Callable[..., Callable[..., None]]
+Trial = Callable[[torch.Tensor, torch.Tensor], tuple[Any, ...]]
 
 
 def mode() -> str:
@@ -157,6 +187,7 @@ def set_mode(new: str | None) -> None:
         raise ValueError(f"mode is {new!r}; it must be 'search', 'fixed' or None")
     _mode = new
     _chosen.clear()
+    _prepared.clear()
 
 
 def chosen() -> dict[tuple[Any, ...], Config]:
@@ -164,25 +195,32 @@ def chosen() -> dict[tuple[Any, ...], Config]:
     return dict(_chosen)
 
 
-def config(
-    path: str, x: torch.Tensor, w: torch.Tensor, trial: Callable[[], Callable[[Config], None]]
-) -> Config:
-    """Return how to launch `path` for these dtypes and this N; search at the first call.
+def prepared(
+    path: str,
+    build: Build,
+    x: torch.Tensor,
+    w: torch.Tensor,
+    trial: Trial,
+    *variant: bool,
+    searched: Build | None = None,
+) -> Callable[..., None]:
+    """Return the launch of `path` for these dtypes and this N, built at the first call.
 
     Args:
         path: a key of `SPACES`.
+        build: `(N, dtype of x, device, config, *variant) -> launch`.
         x: any tensor of the call's dtype and device.
         w: [N].
-        trial: makes the search's own input and returns a function that launches one config on it.
+        trial: `(x, w) -> arguments of a launch`, the input of the search.
+        variant: what else a compiled kernel depends on: which gradients are asked for.
+        searched: the build that the search times, where it is not `build` itself.
     """
-    key = (path, w.numel(), x.dtype, w.dtype, x.device)
-    found = _chosen.get(key)
-    if found is None:
-        found = shipped(path, w.numel())
-        if x.device.type == "cuda" and mode() == "search" and not _interpreted():
-            found = _search(path, x, w.numel(), trial, found)
-        _chosen[key] = found
-    return found
+    key = (build, w.numel(), x.dtype, w.dtype, x.device, *variant)
+    launch = _prepared.get(key)
+    if launch is None:
+        config = _config(path, searched or build, x, w, trial)
+        launch = _prepared[key] = build(w.numel(), x.dtype, x.device, config, *variant)
+    return launch
 
 
 def trial_rows(N: int, dtype: torch.dtype) -> int:
@@ -190,41 +228,45 @@ def trial_rows(N: int, dtype: torch.dtype) -> int:
     return max(1, TRIAL_BYTES // (N * dtype.itemsize))
 
 
-def _interpreted() -> bool:
+def _config(path: str, build: Build, x: torch.Tensor, w: torch.Tensor, trial: Trial) -> Config:
     import triton
 
-    return bool(triton.knobs.runtime.interpret)
+    key = (path, w.numel(), x.dtype, w.dtype, x.device)
+    if key not in _chosen:
+        if mode() == "fixed" or triton.knobs.runtime.interpret:
+            _chosen[key] = shipped(path, w.numel(), x.dtype)
+        else:
+            _chosen[key] = _search(path, build, x, w, trial)
+    return _chosen[key]
 
 
-def _search(
-    path: str,
-    x: torch.Tensor,
-    N: int,
-    trial: Callable[[], Callable[[Config], None]],
-    default: Config,
-) -> Config:
+def _search(path: str, build: Build, x: torch.Tensor, w: torch.Tensor, trial: Trial) -> Config:
     import triton
     import triton.testing
     from triton.runtime.errors import OutOfResources
 
+    N, dtype, device = w.numel(), x.dtype, x.device
     if torch.cuda.is_current_stream_capturing():
         raise RuntimeError(
             f"a CUDA graph is being captured and N = {N} has not been tuned yet: call rmsnorm once "
             "with this N and dtype before the capture, or set RMSNORM_REF_TUNING=fixed"
         )
-    warp_size = torch.cuda.get_device_properties(x.device).warp_size
-    limits = triton.runtime.driver.active.utils.get_device_properties(x.device.index)
-    reasons = pruned(path, N, x.dtype, warp_size, limits["max_shared_mem"])
+    warp_size = torch.cuda.get_device_properties(device).warp_size
+    limits = triton.runtime.driver.active.utils.get_device_properties(device.index)
+    reasons = pruned(path, N, dtype, warp_size, limits["max_shared_mem"])
+    times_ms: dict[Config, float] = {}
     with torch.no_grad():
-        launch = trial()
-        times_ms: dict[Config, float] = {}
+        arguments = trial(x, w)
         for candidate in (c for c, reason in reasons.items() if reason is None):
+            launch = build(N, dtype, device, candidate)
             try:
                 times_ms[candidate] = triton.testing.do_bench(
-                    lambda c=candidate: launch(c), warmup=5, rep=20, quantiles=[0.5]
+                    functools.partial(launch, *arguments), warmup=5, rep=20, quantiles=[0.5]
                 )
             except OutOfResources:
                 continue  # this device has less than the rules above assume
+    default = shipped(path, N, dtype)
     best = min(times_ms, key=times_ms.__getitem__, default=default)
-    shipped_ms = times_ms.get(default, float("inf"))
-    return best if times_ms.get(best, 0.0) < (1 - NOISE) * shipped_ms else default
+    if times_ms.get(best, 0.0) < (1 - NOISE) * times_ms.get(default, float("inf")):
+        return best
+    return default

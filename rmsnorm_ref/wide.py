@@ -15,6 +15,7 @@ import triton
 import triton.language as tl
 
 from . import tiling, tuning
+from .launch import Launch
 
 
 @triton.jit(do_not_specialize=["x_row_stride"])
@@ -23,7 +24,7 @@ def wide_forward_kernel(
     w_ptr,  # [N] its own dtype
     y_ptr,  # [M, N] dtype of x, packed
     rstd_ptr,  # [M] fp32
-    x_row_stride,  # elements between rows of x, a multiple of ROW_ALIGN
+    x_row_stride: tl.int64,  # elements between rows of x, a multiple of ROW_ALIGN
     eps,
     N: tl.constexpr,
     CHUNK: tl.constexpr,  # columns per step
@@ -64,10 +65,10 @@ def wide_backward_kernel(
     rstd_ptr,  # [M] fp32, saved by the forward
     dx_ptr,  # [M, N] dtype of x, packed; None where nobody asks for it
     partial_dw_ptr,  # [n_programs, N] fp32; None where nobody asks for dw
-    dy_row_stride,  # elements between rows of dy, a multiple of ROW_ALIGN
-    x_row_stride,  # the same for x
-    M,
-    rows_per_program,
+    dy_row_stride: tl.int64,  # elements between rows of dy, a multiple of ROW_ALIGN
+    x_row_stride: tl.int64,  # the same for x
+    M: tl.int64,
+    rows_per_program: tl.int64,
     N: tl.constexpr,
     CHUNK: tl.constexpr,  # columns per step
     N_CHUNKS: tl.constexpr,  # cdiv(N, CHUNK)
@@ -131,8 +132,8 @@ def row_mean_kernel(
     w_ptr,  # [N] its own dtype
     rstd_ptr,  # [M] fp32, saved by the forward
     mean_ptr,  # [M] fp32, mean(dyw * x_hat)
-    dy_row_stride,  # elements between rows of dy, a multiple of ROW_ALIGN
-    x_row_stride,  # the same for x
+    dy_row_stride: tl.int64,  # elements between rows of dy, a multiple of ROW_ALIGN
+    x_row_stride: tl.int64,  # the same for x
     N: tl.constexpr,
     CHUNK: tl.constexpr,  # columns per step
     ROW_ALIGN: tl.constexpr,  # power of two that divides N and every row stride
@@ -165,10 +166,10 @@ def column_backward_kernel(
     mean_ptr,  # [M] fp32, from row_mean_kernel; None where dx is
     dx_ptr,  # [M, N] dtype of x, packed; None where nobody asks for it
     partial_dw_ptr,  # [n_programs, N] fp32; None where nobody asks for dw
-    dy_row_stride,  # elements between rows of dy, a multiple of ROW_ALIGN
-    x_row_stride,  # the same for x
-    M,
-    rows_per_program,
+    dy_row_stride: tl.int64,  # elements between rows of dy, a multiple of ROW_ALIGN
+    x_row_stride: tl.int64,  # the same for x
+    M: tl.int64,
+    rows_per_program: tl.int64,
     N: tl.constexpr,
     COLS: tl.constexpr,  # columns per program
     ROW_ALIGN: tl.constexpr,  # power of two that divides N and every row stride
@@ -203,88 +204,53 @@ def column_backward_kernel(
         tl.store(partial_dw_ptr + program * N + cols, dw, mask=mask)
 
 
-def forward(x, x_row_stride, w, eps, y, rstd, config: tuning.Config) -> None:
-    """Launch the forward in chunks; arguments as in `forward.launch_forward`."""
-    N = w.numel()
-    wide_forward_kernel[(rstd.numel(),)](
-        x,
-        w,
-        y,
-        rstd,
-        x_row_stride,
-        eps,
-        N,
-        tiling.forward_chunk(N),
-        tiling.row_align(N, x.dtype),
-        num_warps=config.num_warps,
-        **tiling.one_row_per_sm(N, x.dtype, x.device),
-    )
+def build_forward(N: int, dtype: torch.dtype, device: torch.device, config: tuning.Config):
+    """Fix all that does not change between calls of one width; return the launch."""
+    constants = (N, tiling.forward_chunk(N), tiling.row_align(N, dtype))
+    options = tiling.one_row_per_sm(N, dtype, device)
+    kernel = Launch(wide_forward_kernel, constants, config, device, **options)
+
+    def launch(x, x_row_stride, w, eps, y, rstd) -> None:
+        kernel((rstd.numel(), 1, 1), x, w, y, rstd, x_row_stride, eps)
+
+    return launch
 
 
-def backward(
-    dy, dy_row_stride, x, x_row_stride, w, rstd, dx, partial_dw, rows_per_program, config
-) -> None:
-    """Launch the backward in chunks; arguments as in `backward.launch_backward`."""
-    M, N = rstd.numel(), w.numel()
+def build_backward(
+    N: int, dtype: torch.dtype, device: torch.device, config: tuning.Config, *_needs: bool
+):
+    """Fix all that does not change between calls of one width; return the launch."""
     chunk = tiling.backward_chunk(N)
-    wide_backward_kernel[(triton.cdiv(M, rows_per_program),)](
-        dy,
-        x,
-        w,
-        rstd,
-        dx,
-        partial_dw,
-        dy_row_stride,
-        x_row_stride,
-        M,
-        rows_per_program,
-        N,
-        chunk,
-        triton.cdiv(N, chunk),
-        tiling.row_align(N, x.dtype),
-        num_warps=config.num_warps,
-    )
+    constants = (N, chunk, -(-N // chunk), tiling.row_align(N, dtype))
+    kernel = Launch(wide_backward_kernel, constants, config, device)
+
+    def launch(dy, dy_stride, x, x_stride, w, rstd, dx, partial_dw, rows_per_program) -> None:
+        M = rstd.numel()
+        grid = (-(-M // rows_per_program), 1, 1)
+        pointers = (dy, x, w, rstd, dx, partial_dw)
+        kernel(grid, *pointers, dy_stride, x_stride, M, rows_per_program)
+
+    return launch
 
 
-def backward_in_two(
-    dy, dy_row_stride, x, x_row_stride, w, rstd, dx, partial_dw, rows_per_program, config
-) -> None:
-    """Launch a mean per row, then dx and dw by blocks of columns; arguments as above."""
-    M, N = rstd.numel(), w.numel()
-    row_align = tiling.row_align(N, x.dtype)
-    mean = None
-    if dx is not None:
-        mean = torch.empty_like(rstd)
-        row_mean_kernel[(M,)](
-            dy,
-            x,
-            w,
-            rstd,
-            mean,
-            dy_row_stride,
-            x_row_stride,
-            N,
-            tiling.ROW_MEAN_CHUNK,
-            row_align,
-            tuning.ROW_MEAN.num_stages,
-            num_warps=tuning.ROW_MEAN.num_warps,
-        )
-    grid = (triton.cdiv(N, tiling.COLUMN_BLOCK), triton.cdiv(M, rows_per_program))
-    column_backward_kernel[grid](
-        dy,
-        x,
-        w,
-        rstd,
-        mean,
-        dx,
-        partial_dw,
-        dy_row_stride,
-        x_row_stride,
-        M,
-        rows_per_program,
-        N,
-        tiling.COLUMN_BLOCK,
-        row_align,
-        config.num_stages,
-        num_warps=config.num_warps,
-    )
+def build_column_backward(
+    N: int, dtype: torch.dtype, device: torch.device, config: tuning.Config, *_needs: bool
+):
+    """Fix all that does not change between calls of one width; return the two launches as one."""
+    row_align = tiling.row_align(N, dtype)
+    mean_constants = (N, tiling.ROW_MEAN_CHUNK, row_align, tuning.ROW_MEAN.num_stages)
+    row_mean = Launch(row_mean_kernel, mean_constants, tuning.ROW_MEAN, device)
+    constants = (N, tiling.COLUMN_BLOCK, row_align, config.num_stages)
+    columns = Launch(column_backward_kernel, constants, config, device)
+
+    def launch(dy, dy_stride, x, x_stride, w, rstd, dx, partial_dw, rows_per_program) -> None:
+        M = rstd.numel()
+        mean = None
+        if dx is not None:
+            mean = torch.empty_like(rstd)
+            row_mean((M, 1, 1), dy, x, w, rstd, mean, dy_stride, x_stride)
+        grid = (-(-N // tiling.COLUMN_BLOCK), -(-M // rows_per_program), 1)
+        pointers = (dy, x, w, rstd, mean, dx, partial_dw)
+        columns(grid, *pointers, dy_stride, x_stride, M, rows_per_program)
+
+    return launch

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import random
+from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
@@ -14,6 +15,9 @@ if not torch.cuda.is_available():
     os.environ.setdefault("TRITON_INTERPRET", "1")
 
 from paths import DEVICE
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 # On a GPU the suite takes the shipped table: a search of a second for each width, dtype and kernel
 # would outlast the tests. test_gpu.py searches on purpose, and a variable set outside wins.
@@ -33,7 +37,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.fixture
 def device() -> str:
-    """Name the device under test: "cuda" where kernels compile, "cpu" where they are interpreted."""
+    """Name the device under test: "cuda" where kernels compile, "cpu" where interpreted."""
     return DEVICE
 
 
@@ -43,3 +47,14 @@ def _seeded() -> None:
     random.seed(0)
     np.random.seed(0)  # noqa: NPY002  # for libraries that draw from numpy's global generator
     torch.manual_seed(0)
+
+
+@pytest.fixture
+def poisoned() -> Iterator[None]:
+    """Hand out new memory full of NaN, so that an element nobody writes is seen."""
+    torch.use_deterministic_algorithms(
+        mode=True, warn_only=True
+    )  # fills what is left uninitialised
+    assert torch.empty(3).isnan().all()
+    yield
+    torch.use_deterministic_algorithms(mode=False)

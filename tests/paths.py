@@ -16,7 +16,7 @@ from torch import Tensor
 from rmsnorm_ref import oracle, rmsnorm
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Callable, Iterable
 
 INTERPRETED = os.environ.get("TRITON_INTERPRET", "").lower() in {"1", "true", "yes", "on"}
 DEVICE = "cuda" if torch.cuda.is_available() and not INTERPRETED else "cpu"
@@ -31,6 +31,15 @@ PATHS = (17, 8192, 12000, 20000, 40000)
 
 on_every_width = pytest.mark.parametrize("N", WIDTHS)
 on_every_path = pytest.mark.parametrize("N", PATHS)
+# All pairs of width and dtype; interpreted, each width has one of the dtypes, in turn.
+on_every_width_and_dtype = pytest.mark.parametrize(
+    ("N", "dtype"),
+    [
+        pytest.param(N, dtype, marks=[] if index % 3 == turn else pytest.mark.gpu)
+        for index, N in enumerate(WIDTHS)
+        for turn, dtype in enumerate(DTYPES)
+    ],
+)
 in_every_dtype = pytest.mark.parametrize("dtype", DTYPES, ids=lambda d: str(d).split(".")[1])
 
 
@@ -112,6 +121,46 @@ def bits(tensor: Tensor) -> Tensor:
 
 def programs(device: str) -> int:
     """Count the programs at which the backward is capped on this device, one per SM."""
-    from rmsnorm_ref import tuning
+    from rmsnorm_ref import tiling
 
-    return tuning.sm_count(torch.device(device, 0) if device == "cuda" else torch.device(device))
+    return tiling.sm_count(torch.device(device, 0) if device == "cuda" else torch.device(device))
+
+
+def stored(tensor: Tensor) -> Tensor:
+    """Copy the bits of a tensor's whole storage, gaps between its rows included."""
+    whole = torch.empty(0, dtype=tensor.dtype, device=tensor.device)
+    return bits(whole.set_(tensor.detach().untyped_storage())).clone()
+
+
+# ---- The same numbers, laid out in other ways; all that lies between them is NaN -----------------
+
+
+def _inside(values: Tensor, rows: int, columns: int, at: int = 0, step: int = 1) -> Tensor:
+    """Put [M, N] into every `step`-th column, from column `at` on, of a buffer of NaN."""
+    M, N = values.shape
+    buffer = torch.full((rows, columns), float("nan"), dtype=values.dtype, device=values.device)
+    view = buffer[:: rows // M, at : at + N * step : step]
+    return view.copy_(values)
+
+
+def _offset(values: Tensor) -> Tensor:
+    buffer = torch.full((values.numel() + 1,), float("nan"), dtype=values.dtype)
+    return buffer.to(values.device)[1:].view(values.shape).copy_(values)
+
+
+def _uneven(values: Tensor) -> Tensor:
+    M, N = values.shape
+    buffer = torch.full((2, M // 2 + 1, N), float("nan"), dtype=values.dtype)
+    return buffer.to(values.device)[:, : M // 2].copy_(values.view(2, M // 2, N))
+
+
+LAYOUTS: dict[str, Callable[[Tensor], Tensor]] = {
+    "packed": torch.clone,
+    "offset": _offset,
+    "aligned slice": lambda t: _inside(t, len(t), t.shape[1] + 32, at=16),
+    "odd slice": lambda t: _inside(t, len(t), t.shape[1] + 3, at=1),
+    "every other row": lambda t: _inside(t, 2 * len(t), t.shape[1]),
+    "every other column": lambda t: _inside(t, len(t), 2 * t.shape[1], step=2),
+    "transposed": lambda t: t.t().contiguous().t(),
+    "uneven rows, 3-D": _uneven,  # [2, M/2, N], M even; no one stride walks all rows
+}

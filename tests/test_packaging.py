@@ -1,6 +1,7 @@
 import doctest
 import importlib
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -83,6 +84,16 @@ def test_version_and_licence_are_one() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     assert citation["version"] == rmsnorm_ref.__version__
     assert citation["license"] == project["license"]
+
+
+def test_readme_map_is_complete() -> None:
+    """The README's map names every module of the package, and nothing that does not exist."""
+    rows = re.compile(r"^\| `(rmsnorm_ref/\S+)` \|", re.MULTILINE)
+    named = set(rows.findall((ROOT / "README.md").read_text()))
+    package = ROOT / "rmsnorm_ref"
+    present = {f"rmsnorm_ref/{path.name}" for path in package.glob("*.py")}
+    present |= {f"rmsnorm_ref/{path.parent.name}/" for path in package.glob("*/__init__.py")}
+    assert named == present - {"rmsnorm_ref/__init__.py"}
 
 
 def test_hidden_states_are_finite_and_fresh() -> None:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from rmsnorm_ref import traffic
+from rmsnorm_ref import tiling, traffic
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -138,7 +138,7 @@ def test_forward_itemised(dtype: torch.dtype, w_dtype: torch.dtype | None) -> No
 @pytest.mark.parametrize(("needs_dx", "needs_dw"), [(True, True), (True, False), (False, True)])
 def test_backward_itemised(w_dtype: torch.dtype | None, needs_dx: bool, needs_dw: bool) -> None:
     """Each tensor appears exactly when a wanted gradient needs it, with its own bytes."""
-    M, N, P, dtype = 96, 1000, 13, torch.bfloat16
+    M, N, P, dtype = 960, 1000, 13, torch.bfloat16
     e, e_w = dtype.itemsize, (w_dtype or dtype).itemsize
     counted = traffic.backward(M, N, dtype, w_dtype, needs_dx=needs_dx, needs_dw=needs_dw)
     expected = {("x", "read"): M * N * e, ("dy", "read"): M * N * e, ("rstd", "read"): 4 * M}
@@ -154,6 +154,25 @@ def test_backward_itemised(w_dtype: torch.dtype | None, needs_dx: bool, needs_dw
     assert counted.obligatory_bytes == (3 if needs_dx else 2) * M * N * e
     assert counted.requested_bytes(P) == expected | asked
     assert counted.scratch_bytes(P) == (2 * P * N * 4 if needs_dw else 0)
+
+
+@pytest.mark.parametrize(("needs_dx", "needs_dw"), [(True, True), (True, False), (False, True)])
+def test_few_rows_itemised(needs_dx: bool, needs_dw: bool) -> None:
+    """Few rows have no partial buffer, and what both gradients need is asked for twice."""
+    M, N, e = 96, 1000, 2
+    counted = traffic.backward(M, N, torch.bfloat16, needs_dx=needs_dx, needs_dw=needs_dw)
+    dx_programs = -(-M // tiling.backward_tile(N).rows) if needs_dx else 0
+    dw_programs = -(-N // tiling.dw_cols(torch.device("cuda"))) if needs_dw else 0
+    reads = (needs_dx + needs_dw) * M * N * e
+    asked = {("x", "read"): reads, ("dy", "read"): reads}
+    asked["rstd", "read"] = (needs_dx + dw_programs) * M * 4
+    if needs_dx:
+        asked |= {("w", "read"): dx_programs * N * e, ("dx", "write"): M * N * e}
+    if needs_dw:
+        asked |= {("dw", "write"): N * e}
+    assert counted.requested_bytes(0) == asked
+    assert counted.obligatory_bytes == (3 if needs_dx else 2) * M * N * e
+    assert counted.moved_bytes == counted.total_bytes
 
 
 def test_fp16_and_bf16_count_the_same() -> None:

@@ -1,0 +1,98 @@
+"""The backward of few rows: both gradients in one launch, no partial buffer.
+
+With a few hundred rows the data is small, and what costs is the second launch and a buffer of
+partial sums as large as the data. x and dy then fit in L2, so reading them twice costs HBM nothing.
+One grid holds two kinds of programs: some own columns and add dw up over all rows, the others own
+rows and write dx, by the same formulas as `backward.py` and on the same tile.
+"""
+
+import torch
+import triton
+import triton.language as tl
+
+from . import tiling, tuning
+from .launch import Launch
+
+
+@triton.jit(do_not_specialize=["dy_row_stride", "x_row_stride", "M", "dw_programs"])
+def few_rows_backward_kernel(
+    dy_ptr,  # [M, N] dtype of x, unit column stride
+    x_ptr,  # [M, N] storage dtype, unit column stride
+    w_ptr,  # [N] its own dtype
+    rstd_ptr,  # [M] fp32, saved by the forward
+    dx_ptr,  # [M, N] dtype of x, packed; None where nobody asks for it
+    dw_ptr,  # [N] dtype of w; None where nobody asks for it
+    dy_row_stride: tl.int64,  # elements between rows of dy, a multiple of ROW_ALIGN
+    x_row_stride: tl.int64,  # the same for x
+    M: tl.int64,
+    dw_programs: tl.int64,  # the first programs own columns, the others rows
+    N: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr,  # next_power_of_2(N): one tile spans the row
+    ROWS: tl.constexpr,  # rows per tile of a dx program
+    ROW_ALIGN: tl.constexpr,  # power of two that divides N and every row stride
+    DW_ROWS: tl.constexpr,  # rows per step of a dw program
+    DW_COLS: tl.constexpr,  # columns of a dw program
+):
+    program = tl.program_id(0).to(tl.int64)
+    x_row_stride = x_row_stride // ROW_ALIGN * ROW_ALIGN
+    dy_row_stride = dy_row_stride // ROW_ALIGN * ROW_ALIGN
+    if program < dw_programs:
+        # ---- dw: M * N * e bytes each of x and dy over all programs, 4 * M of rstd per program
+        dw_cols = program * DW_COLS + tl.arange(0, DW_COLS)[None, :]
+        dw = tl.zeros([DW_ROWS, DW_COLS], dtype=tl.float32)
+        for first in range(0, M, DW_ROWS):
+            # Masked lanes hold 0 in x, dy and rstd alike and add 0.
+            dw_rows = first + tl.arange(0, DW_ROWS)[:, None]
+            dw_mask = (dw_rows < M) & (dw_cols < N)
+            x_c = tl.load(x_ptr + dw_rows * x_row_stride + dw_cols, mask=dw_mask, other=0.0)
+            dy_c = tl.load(dy_ptr + dw_rows * dy_row_stride + dw_cols, mask=dw_mask, other=0.0)
+            rstd_c = tl.load(rstd_ptr + dw_rows, mask=dw_rows < M, other=0.0)
+            dw += dy_c.to(tl.float32) * (x_c.to(tl.float32) * rstd_c)
+        # N * e_w bytes and the one rounding; the order of the additions is fixed.
+        dw_row = tl.sum(dw, axis=0, keep_dims=True)
+        tl.store(dw_ptr + dw_cols, dw_row.to(dw_ptr.dtype.element_ty), mask=dw_cols < N)
+    else:
+        # ---- dx: locate the rows, in 64 bits
+        rows = (program - dw_programs) * ROWS + tl.arange(0, ROWS)[:, None]
+        cols = tl.arange(0, BLOCK_SIZE)[None, :]
+        row_mask = rows < M
+        col_mask = cols < N
+        mask = row_mask & col_mask
+        # ---- Load: M * N * e bytes each of x and dy (L2 has what a dw program read), 4 * M of
+        # rstd, N * e_w of w per program. Masked lanes hold 0 and add 0 to the mean.
+        w = tl.load(w_ptr + cols, mask=col_mask, other=0.0).to(tl.float32)
+        x = tl.load(x_ptr + rows * x_row_stride + cols, mask=mask, other=0.0).to(tl.float32)
+        dy = tl.load(dy_ptr + rows * dy_row_stride + cols, mask=mask, other=0.0).to(tl.float32)
+        rstd = tl.load(rstd_ptr + rows, mask=row_mask, other=0.0)
+        x_hat = x * rstd
+        # ---- Reduce: one number per row, divided by N and not by BLOCK_SIZE
+        dyw = dy * w
+        mean = tl.sum(dyw * x_hat, axis=1, keep_dims=True) / N
+        # ---- Write: M * N * e bytes and the one rounding
+        dx = ((dyw - x_hat * mean) * rstd).to(dx_ptr.dtype.element_ty)
+        tl.store(dx_ptr + rows * N + cols, dx, mask=mask)
+
+
+def build_backward(
+    N: int,
+    dtype: torch.dtype,
+    device: torch.device,
+    config: tuning.Config,
+    needs_dx: bool,
+    needs_dw: bool,
+):
+    """Fix all that does not change between calls of one width; return the launch."""
+    tile = tiling.backward_tile(N)
+    dw_cols = tiling.dw_cols(device)
+    dw_programs = -(-N // dw_cols) if needs_dw else 0
+    constants = (N, *tile, tiling.row_align(N, dtype), tiling.DW_ROWS, dw_cols)
+    kernel = Launch(few_rows_backward_kernel, constants, config, device)
+
+    def launch(dy, dy_stride, x, x_stride, w, rstd, dx, dw) -> None:
+        M = rstd.numel()
+        dx_programs = -(-M // tile.rows) if needs_dx else 0
+        pointers = (dy, x, w, rstd, dx, dw)
+        grid = (dw_programs + dx_programs, 1, 1)
+        kernel(grid, *pointers, dy_stride, x_stride, M, dw_programs)
+
+    return launch

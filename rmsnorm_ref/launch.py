@@ -1,0 +1,64 @@
+"""One kernel, its constants fixed, launched again and again at little host time.
+
+Triton looks its compiled kernel up at every launch, from the type and value of every argument; that
+takes longer than the launch. Here all it looks at is fixed once per N and dtypes (`layout.py` gives
+all tensors one alignment; integers are 64 bits and not specialised on). So the first launch goes
+through Triton, and the later ones hand their arguments straight to what it compiled.
+"""
+
+from typing import Any
+
+import torch
+from triton import knobs
+from triton.runtime import driver
+
+from .tuning import Config
+
+
+class Launch:
+    """A kernel with its compile-time arguments, its config and its device.
+
+    Args:
+        kernel: a `triton.jit` function whose compile-time parameters come last.
+        constants: values of those parameters, in order.
+        config: `num_warps` for the launch; `num_stages` is a constant of the kernels that have one.
+        device: where all launches go.
+        options: further launch options, such as `maxnreg`.
+    """
+
+    def __init__(
+        self,
+        kernel: Any,
+        constants: tuple[int, ...],
+        config: Config,
+        device: torch.device,
+        **options: int,
+    ) -> None:
+        self._kernel = kernel
+        self._constants = constants
+        self._options = {"num_warps": config.num_warps, **options}
+        self._device = device.index
+        self._compiled: Any = None
+
+    def __call__(self, grid: tuple[int, int, int], *args: Any) -> None:
+        """Launch `grid` programs on the current stream of the device, which must be current."""
+        compiled = self._compiled
+        if compiled is None:
+            # None again where the kernel is interpreted.
+            self._compiled = self._kernel[grid](*args, *self._constants, **self._options)
+        elif knobs.runtime.launch_enter_hook.calls or knobs.runtime.launch_exit_hook.calls:
+            # A profiler listens: the long way, which tells it (14 us against 9 on an H200's host).
+            compiled[grid](*args, *self._constants)
+        else:
+            stream = driver.active.get_current_stream(self._device)
+            compiled.run(
+                *grid,
+                stream,
+                compiled.function,
+                compiled.packed_metadata,
+                None,
+                None,
+                None,
+                *args,
+                *self._constants,
+            )

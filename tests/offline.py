@@ -1,0 +1,177 @@
+"""Compile kernels for GPUs that are not there: `python offline.py`, jobs in, measurements out.
+
+Compiling needs a process in which Triton does not interpret, so this is a program of its own. It
+calls the package's own launchers and stops each launch after the compiler: what is compiled is what
+would run, arguments, options and all. Read as JSON from standard input: a list of `Job`; written
+to standard output: for each job a list of `Compiled`, one for each kernel of the launch.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+
+FEW, MANY = 2, 16  # rows of a launch: few and many to the tiling of tensors on the CPU
+
+
+class Job(NamedTuple):
+    """Ask for one launch: its width and dtypes, the config to launch it with, and the target."""
+
+    target: str  # "sm_90", "gfx942"
+    path: str  # a key of tuning.SPACES, or "few_rows_backward"
+    N: int
+    dtype: str
+    w_dtype: str
+    num_warps: int
+    num_stages: int
+    needs_dx: bool = True
+    needs_dw: bool = True
+    force_stages: int = 0  # passed as a launch option, which no launcher does; 0: it is not
+
+
+class Compiled(NamedTuple):
+    """Tell what one kernel takes from the machine; sizes in bytes."""
+
+    kernel: str
+    n_threads: int
+    n_registers: int
+    n_shared_bytes: int
+    n_spill_bytes: int  # per thread: the stack that holds spilled registers
+    assembly: str  # a digest of the PTX or the AMD assembly
+
+
+class OfflineDriver:
+    """Stand for a driver: Triton asks it which target is current, and nothing else."""
+
+    def __init__(self, target: Any) -> None:
+        self.target = target
+
+    def get_current_target(self) -> Any:
+        """Name the GPU to compile for."""
+        return self.target
+
+    def get_current_device(self) -> int:
+        """Number the device; compiled kernels are kept by it."""
+        return 0
+
+    def get_current_stream(self, device: int | None = None) -> int:
+        """Return the default stream, on which nothing is launched."""
+        del device
+        return 0
+
+
+def use_target(name: str) -> None:
+    """Make `name` the current GPU, and the package see it as its device."""
+    import triton
+    from triton.backends.compiler import GPUTarget
+
+    if name.startswith("sm_"):
+        target = GPUTarget("cuda", int(name.removeprefix("sm_")), 32)
+    else:
+        target = GPUTarget("hip", name, 64)
+    torch.version.hip = None if target.backend == "cuda" else "offline"  # what tiling.py looks at
+    triton.runtime.driver.set_active(OfflineDriver(target))
+
+
+def stop_before_launch(compiled: list[Any]) -> dict[str, int]:
+    """Make every launch end with its compiled kernel in `compiled`; return options to add."""
+    from triton.runtime.jit import JITFunction
+
+    run, options = JITFunction.run, {}
+
+    def warm_up(self: Any, *args: Any, grid: Any, warmup: bool, **kwargs: Any) -> None:
+        del warmup
+        self.device_caches.clear()  # it holds the target of the launch before
+        compiled.append(run(self, *args, grid=grid, warmup=True, **kwargs, **options))
+
+    JITFunction.run = warm_up
+    return options
+
+
+def pretend_gpu() -> None:
+    """Take the tiling of a GPU for tensors that lie on the CPU."""
+    from rmsnorm_ref import tiling
+
+    reduce_cols, dw_cols = tiling.reduce_cols, tiling.dw_cols
+    one_row_per_sm, gpu = tiling.one_row_per_sm, torch.device("cuda")
+    tiling.reduce_cols, tiling.dw_cols = lambda _: reduce_cols(gpu), lambda _: dw_cols(gpu)
+    tiling.one_row_per_sm = lambda N, dtype, _: one_row_per_sm(N, dtype, gpu)
+
+
+def launch(job: Job) -> None:
+    """Run the launcher of one pass on a few rows, with the job's config."""
+    from rmsnorm_ref import backward, forward, tuning
+
+    dtype, w_dtype = getattr(torch, job.dtype), getattr(torch, job.w_dtype)
+    tuning.set_mode("fixed")  # and forget the launches of the job before
+    tuning.shipped = lambda *_: tuning.Config(job.num_warps, job.num_stages)
+    M = FEW if job.path == "few_rows_backward" else MANY
+    x, w = torch.empty(M, job.N, dtype=dtype), torch.empty(job.N, dtype=w_dtype)
+    if job.path.endswith("forward"):
+        forward.launch_forward(x, job.N, w, 1e-6)
+    else:
+        needs = {"needs_dx": job.needs_dx, "needs_dw": job.needs_dw}
+        backward.launch_backward(x.clone(), job.N, x, job.N, w, torch.empty(M), **needs)
+
+
+def measure(kernel: Any) -> Compiled:
+    """Read from a compiled kernel what it takes from the machine."""
+    metadata, assembly = kernel.metadata, kernel.asm.get("ptx") or kernel.asm["amdgcn"]
+    if "ptx" in kernel.asm:
+        n_registers, n_spill_bytes = cubin_usage(kernel.asm["cubin"])
+    else:
+        # Scratch memory counts the same as a stack: registers that did not fit.
+        n_registers, n_spill_bytes = (
+            int(re.search(rf"\.{name}:\s+(\d+)", assembly)[1])
+            for name in ("vgpr_count", "private_segment_fixed_size")
+        )
+    return Compiled(
+        metadata.name,
+        metadata.num_warps * metadata.target.warp_size,
+        n_registers,
+        metadata.shared,
+        n_spill_bytes,
+        hashlib.sha256(assembly.encode()).hexdigest(),
+    )
+
+
+def cubin_usage(cubin: bytes) -> tuple[int, int]:
+    """Ask cuobjdump, which ships with Triton, for registers and bytes of stack per thread."""
+    import triton
+
+    tool = Path(triton.__file__).parent / "backends/nvidia/bin/cuobjdump"
+    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
+        file.write(cubin)
+        file.flush()
+        command = [str(tool), "--dump-resource-usage", file.name]
+        usage = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    return tuple(int(re.search(rf"{name}:(\d+)", usage)[1]) for name in ("REG", "STACK"))
+
+
+def main() -> None:
+    """Compile every job of standard input."""
+    compiled: list[Any] = []
+    options = stop_before_launch(compiled)
+    pretend_gpu()
+    results = []
+    for job in (Job(*fields) for fields in json.load(sys.stdin)):
+        use_target(job.target)
+        options.clear()
+        if job.force_stages:
+            options["num_stages"] = job.force_stages
+        launch(job)
+        results.append([measure(kernel) for kernel in compiled])
+        compiled.clear()
+    json.dump(results, sys.stdout)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,287 @@
+"""What the op promises to autograd and to all that rewrites programs around it.
+
+torch.autograd.gradcheck is not used: it differentiates numerically in float64, which the kernels
+refuse. Gradients are held to the oracle's bounds instead, whose formula gradcheck has confirmed.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import torch
+from paths import (
+    DTYPES,
+    LAYOUTS,
+    assert_same_bits,
+    in_every_dtype,
+    make,
+    on_every_path,
+    run,
+)
+from torch.utils.checkpoint import checkpoint
+
+from rmsnorm_ref import RMSNorm, rmsnorm
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from torch import Tensor
+
+BF16, FP32 = torch.bfloat16, torch.float32
+
+
+def leaves(*shape: Any, device: str) -> tuple[Tensor, Tensor, Tensor]:
+    """Make x and w that want gradients, and a dy; shape is (M, N, dtype of x and maybe of w)."""
+    x, w, dy = make(*shape, device=device)
+    return x.requires_grad_(), w.requires_grad_(), dy
+
+
+# ---- One graph, used in every way ---------------------------------------------------------------
+
+
+@on_every_path
+def test_a_retained_graph_gives_the_same_bits_again(N: int, device: str) -> None:
+    """A second backward through one graph finds what it saved as it was."""
+    x, w, dy = leaves(3, N, BF16, device=device)
+    y = rmsnorm(x, w)
+    once = torch.autograd.grad(y, (x, w), dy, retain_graph=True)
+    assert_same_bits(torch.autograd.grad(y, (x, w), dy), once)
+
+
+@pytest.mark.parametrize("use_reentrant", [True, False])
+@on_every_path
+def test_checkpointing(N: int, use_reentrant: bool, device: str) -> None:
+    """A forward that is run again in the backward gives the same bits."""
+    x, w, dy = leaves(2, N, BF16, device=device)
+    y = checkpoint(rmsnorm, x, w, use_reentrant=use_reentrant)
+    y.backward(dy)
+    assert_same_bits((y, x.grad, w.grad), run(x, w, dy))
+
+
+def offset(tensor: Tensor) -> Tensor:
+    """Copy a tensor to a place one element into its storage, where no vector load may start."""
+    return LAYOUTS["offset"](tensor.reshape(1, -1)).view(tensor.shape)
+
+
+@pytest.mark.parametrize("pack", [lambda t: t.cpu().clone(), offset], ids=["to CPU", "offset"])
+@on_every_path
+def test_saved_tensor_hooks(N: int, pack: Callable[[Tensor], Tensor], device: str) -> None:
+    """What was saved, x, w and rstd alone, may come back from a hook elsewhere in memory."""
+    x, w, dy = leaves(3, N, BF16, device=device)
+    packed: list[torch.Size] = []
+
+    def note_and_pack(tensor: Tensor) -> Tensor:
+        packed.append(tensor.shape)
+        return pack(tensor)
+
+    def unpack(tensor: Tensor) -> Tensor:
+        return tensor.to(device)
+
+    with torch.autograd.graph.saved_tensors_hooks(note_and_pack, unpack):
+        y = rmsnorm(x, w)
+    assert packed == [(3, N), (N,), (3,)]
+    assert_same_bits(torch.autograd.grad(y, (x, w), dy), run(x, w, dy)[1:])
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("changed", ["x", "w"])
+def test_a_change_in_place_is_caught(changed: str, layout: str, device: str) -> None:
+    """A backward whose x or w has changed raises, also where the forward had read a copy of x."""
+    x, w, dy = make(4, 24, FP32, device=device)
+    x = LAYOUTS[layout](x)
+    leaf_x, leaf_w = x.detach().requires_grad_(), w.detach().requires_grad_()
+    y = rmsnorm(leaf_x, leaf_w)
+    with torch.no_grad():
+        (leaf_x if changed == "x" else leaf_w).mul_(2)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        y.backward(dy.view_as(y))
+
+
+def test_gradients_accumulate(device: str) -> None:
+    """A second backward adds to .grad, and a w used by two calls gets the sum of both."""
+    x, w, dy = leaves(4, 24, FP32, device=device)
+    _, dx, dw = run(x, w, dy)
+    for _ in range(2):
+        rmsnorm(x, w).backward(dy)
+    assert_same_bits((x.grad, w.grad), (dx + dx, dw + dw))
+    other = make(4, 24, FP32, device=device, seed=1)[0]
+    both = torch.autograd.grad((rmsnorm(x, w), rmsnorm(other, w)), w, (dy, dy))
+    assert_same_bits(both, [dw + run(other, w, dy).dw])
+
+
+@on_every_path
+def test_calls_may_interleave(N: int, device: str) -> None:
+    """Two forwards and then two backwards, in either order, do not mix what they saved."""
+    first, second = (make(2, N, BF16, device=device, seed=seed) for seed in (0, 1))
+    expected = [run(*inputs) for inputs in (first, second)]
+    for order in ((0, 1), (1, 0)):
+        graphs = []
+        for x, w, dy in (first, second):
+            x, w = x.detach().requires_grad_(), w.detach().requires_grad_()  # noqa: PLW2901
+            graphs.append((rmsnorm(x, w), (x, w), dy))
+        for index in order:
+            y, inputs, dy = graphs[index]
+            assert_same_bits(torch.autograd.grad(y, inputs, dy), expected[index][1:])
+
+
+@on_every_path
+@pytest.mark.parametrize("expanded", [(), (1,), (-1, 1)])
+def test_any_strides_of_dy(N: int, expanded: tuple[int, ...], device: str) -> None:
+    """A dy of one number, one row or one column does what its contiguous copy does."""
+    x, w, dy = make(3, N, BF16, device=device)
+    part = {0: dy[0, 0], 1: dy[:1], 2: dy[:, :1]}[len(expanded)].expand(3, N)
+    assert 0 in part.stride()
+    assert_same_bits(run(x, w, part), run(x, w, part.contiguous()))
+
+
+def test_no_graph_where_none_is_wanted(device: str) -> None:
+    """Without gradients y needs none, under no_grad and inference_mode, and has the same bits."""
+    x, w, dy = make(4, 24, FP32, device=device)
+    y = run(x, w, dy).y
+    for context in (torch.no_grad(), torch.inference_mode()):
+        with context:
+            found = rmsnorm(x, w.clone().requires_grad_())
+        assert not found.requires_grad
+        assert_same_bits([found.clone()], [y])
+    assert not rmsnorm(x, w).requires_grad
+
+
+# ---- What is refused ----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("needed", [(0,), (1,), (0, 1)], ids=["x", "w", "both"])
+def test_create_graph_is_refused(needed: tuple[int, ...], device: str) -> None:
+    """Asking for a differentiable gradient raises at once, so no penalty on it can vanish."""
+    x, w, dy = make(4, 24, FP32, device=device)
+    inputs = [x, w]
+    wanted = [inputs[index].requires_grad_() for index in needed]
+    with pytest.raises(RuntimeError, match="create_graph=True"):
+        torch.autograd.grad(rmsnorm(x, w), wanted, dy, create_graph=True)
+    with pytest.raises(RuntimeError, match="create_graph=True"):
+        rmsnorm(x, w).sum().backward(create_graph=True)
+
+
+def test_a_gradient_penalty_is_refused(device: str) -> None:
+    """A loss that holds the norm of a gradient cannot be built, with layers on either side."""
+    inner, outer = (torch.nn.Linear(8, 8, device=device) for _ in range(2))
+    x = make(4, 8, FP32, device=device)[0].requires_grad_()
+    score = outer(RMSNorm(8, device=device)(inner(x))).sum()
+    with pytest.raises(RuntimeError, match="no second derivative"):
+        torch.autograd.grad(score, x, create_graph=True)
+
+
+def test_stand_ins_refuse_a_second_derivative_too() -> None:
+    """On the meta device as well a second derivative ends in an error, and not in a constant."""
+    x = torch.ones(2, 8, device="meta", requires_grad=True)
+    y = rmsnorm(x, torch.ones(8, device="meta"))
+    with pytest.raises(RuntimeError):
+        torch.autograd.grad(y.sum(), x, create_graph=True)[0].sum().backward()
+
+
+TRANSFORMS: dict[str, Callable[[Tensor, Tensor], Any]] = {
+    "grad": lambda x, w: torch.func.grad(lambda t: rmsnorm(t, w).sum())(x),
+    "vjp": lambda x, w: torch.func.vjp(lambda t: rmsnorm(t, w), x),
+    "jvp": lambda x, w: torch.func.jvp(lambda t: rmsnorm(t, w), (x,), (x,)),
+    "vmap": lambda x, w: torch.func.vmap(lambda t: rmsnorm(t, w))(x),
+}
+
+
+@pytest.mark.parametrize("transform", TRANSFORMS)
+def test_functional_transforms_are_refused(transform: str, device: str) -> None:
+    """Transforms of torch.func raise an error that says why, and what to call instead."""
+    x, w, _ = make(4, 24, FP32, device=device)
+    with pytest.raises(NotImplementedError, match=r"torch\.func.*torch\.autograd\.grad.*oracle"):
+        TRANSFORMS[transform](x, w)
+
+
+def test_forward_mode_is_refused(device: str) -> None:
+    """A tangent on x raises, for there is no forward derivative to carry it."""
+    x, w, _ = make(4, 24, FP32, device=device)
+    with (
+        torch.autograd.forward_ad.dual_level(),
+        pytest.raises(NotImplementedError),
+    ):
+        rmsnorm(torch.autograd.forward_ad.make_dual(x, x), w)
+
+
+def test_functional_call_swaps_the_weight(device: str) -> None:
+    """A functional call transforms nothing, and so it works, gradients included."""
+    x, w, dy = leaves(4, 24, FP32, device=device)
+    y = torch.func.functional_call(RMSNorm(24, device=device), {"weight": w}, (x,))
+    assert_same_bits((y, *torch.autograd.grad(y, (x, w), dy)), run(x, w, dy))
+
+
+# ---- Autocast, stand-ins and the compiler -------------------------------------------------------
+
+
+@in_every_dtype
+@pytest.mark.parametrize("autocast_dtype", [torch.float16, BF16])
+def test_autocast_changes_nothing(
+    dtype: torch.dtype, autocast_dtype: torch.dtype, device: str
+) -> None:
+    """Under autocast the output keeps the dtype and the bits it has outside."""
+    x, w, dy = leaves(4, 24, dtype, FP32, device=device)
+    with torch.autocast(device, dtype=autocast_dtype):
+        y = rmsnorm(x, w)
+        found = torch.autograd.grad(y, (x, w), dy)
+    assert_same_bits((y, *found), run(x, w, dy))
+
+
+@on_every_path
+@pytest.mark.parametrize("kind", ["meta", "fake"])
+def test_stand_ins_have_the_right_shapes_and_dtypes(N: int, kind: str, device: str) -> None:
+    """Tensors without data go through both passes: results as real ones, nothing is launched."""
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    where = "meta" if kind == "meta" else device
+    with FakeTensorMode(allow_non_fake_inputs=False) if kind == "fake" else torch.device("meta"):
+        x = torch.empty(N, 2, 3, dtype=BF16, device=where).movedim(0, 2).requires_grad_()
+        w = torch.empty(N, device=where, requires_grad=True)
+        y = rmsnorm(x, w)
+        dx, dw = torch.autograd.grad(y.sum(), (x, w))
+        (only,) = torch.autograd.grad(rmsnorm(x, w.detach()).sum(), x)
+    for result, like in ((y, x), (dx, x), (only, x), (dw, w)):
+        assert (result.shape, result.dtype, result.device) == (like.shape, like.dtype, like.device)
+        assert result.is_contiguous()
+
+
+@pytest.mark.parametrize(("N", "w_dtype"), [(17, dtype) for dtype in DTYPES] + [(9000, FP32)])
+def test_operators_keep_the_dispatchers_rules(N: int, w_dtype: torch.dtype, device: str) -> None:
+    """Both operators pass PyTorch's own check of schema, fake results, strides and tracing."""
+    x, w, dy = make(2, N, BF16, w_dtype, device=device)
+    operators = torch.ops.rmsnorm_ref
+    _, rstd = operators.forward(x, w, 1e-6)
+    torch.library.opcheck(operators.forward.default, (x, w, 1e-6))
+    for needs in ((True, True), (True, False), (False, True)):
+        torch.library.opcheck(operators.backward.default, (dy, x, w, rstd, *needs))
+
+
+@pytest.mark.parametrize("backend", ["aot_eager", pytest.param("inductor", marks=pytest.mark.gpu)])
+@on_every_path
+def test_compiles_as_one_graph(N: int, backend: str, device: str) -> None:
+    """torch.compile takes both passes whole, between other operators, and gives eager's bits."""
+    torch._dynamo.reset()  # so that this width is not the ninth variant of the last test's code
+    x, w, dy = leaves(2, N, BF16, FP32, device=device)
+
+    def layer(x: Tensor, w: Tensor) -> Tensor:
+        return rmsnorm(x.neg(), w).neg()
+
+    compiled = torch.compile(layer, backend=backend, fullgraph=True)
+    for y in (compiled(x, w), compiled(x, w)):
+        found = torch.autograd.grad(y, (x, w), dy)
+        eager = layer(x, w)
+        assert_same_bits((y, *found), (eager, *torch.autograd.grad(eager, (x, w), dy)))
+
+
+def test_compiles_with_a_changing_number_of_rows(device: str) -> None:
+    """A module compiled once for any M serves M = 2, 5 and 3 rows."""
+    torch._dynamo.reset()
+    module = RMSNorm(24, device=device)
+    compiled = torch.compile(module, backend="aot_eager", fullgraph=True, dynamic=True)
+    for M in (2, 5, 3):
+        x = make(M, 24, BF16, device=device)[0].requires_grad_()
+        y = compiled(x)
+        y.sum().backward()
+        expected = run(x, module.weight)
+        assert_same_bits((y, x.grad), expected[:2])

@@ -1,0 +1,213 @@
+"""Every launch that could happen, compiled for GPUs that are not there, and held to their limits.
+
+The interpreter accepts what the compiler refuses, and the compiler accepts what a GPU cannot
+launch. So configs are compiled by `offline.py`, through the package's own launchers, and what they
+take is compared with what a GPU of the target has.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+import torch
+from offline import FEW, MANY, Compiled, Job
+
+from rmsnorm_ref import tiling, tuning
+from rmsnorm_ref.tuning import Config
+
+
+class Limits(NamedTuple):
+    """Hold what one program may have on a target."""
+
+    warp_size: int
+    n_shared_bytes: int
+
+
+# Shared memory a block may ask for: CUDA programming guide, "Technical Specifications per Compute
+# Capability" (163, 227 and 227 KiB), and the 64 KiB of LDS in the CDNA 3 instruction set manual.
+TARGETS = {
+    "sm_80": Limits(32, 163 * 1024),
+    "sm_90": Limits(32, 227 * 1024),
+    "sm_100": Limits(32, 227 * 1024),
+    "gfx942": Limits(64, 64 * 1024),
+}
+MOST_THREADS = 1024
+
+# A thread has 255 registers of 4 bytes. What it spills goes through L1 twice, where a few values of
+# a wide row do not show in the time; past a quarter of the registers the compiler has given up (a
+# 65536-wide row in one tile spills kilobytes). Where a config was chosen to ship, a tenth is allowed.
+MOST_SPILL_BYTES = 255
+MOST_SPILL_BYTES_SHIPPED = 102
+CHOSEN_ON = "sm_90"  # compiled in full, too: the other targets get the corners of their search
+
+# Narrow rows that share a tile, one row per tile, one chunk, several, the widest; some of them odd.
+WIDTHS = (64, 128, 513, 1560, 2048, 4096, 8192, 16384, 20000, 32768, 40000, 65536)
+WIDTHS_ELSEWHERE = (64, 513, 2048, 8192, 16384, 32768, 65536)
+ONE_PER_PATH = (513, 8192, 20000, 40000)
+N_PROCESSES = 2
+
+
+def backwards_of(N: int) -> list[str]:
+    """Name the backwards that serve rows of N columns, few of them and many."""
+    return sorted({tiling.backward_path(M, N, torch.device("cpu")) for M in (FEW, MANY)})
+
+
+def paths_of(N: int) -> list[str]:
+    """Name all that rows of N columns may launch."""
+    return ["forward" if N <= tiling.ONE_TILE_MAX else "wide_forward", *backwards_of(N)]
+
+
+def shipped(path: str, N: int, dtype: str) -> Config:
+    """Give the table's choice; few rows take the one for many, and have no stages."""
+    if path == "few_rows_backward":
+        return Config(tuning.shipped("backward", N, getattr(torch, dtype)).num_warps)
+    return tuning.shipped(path, N, getattr(torch, dtype))
+
+
+def launchable(target: str, path: str, N: int, dtype: str) -> list[Config]:
+    """List what the search would try on a target: all of it on one, the corners on the others."""
+    searched = "backward" if path == "few_rows_backward" else path
+    reasons = tuning.pruned(searched, N, getattr(torch, dtype), *TARGETS[target])
+    tried = [config for config, reason in reasons.items() if reason is None]
+    if path == "few_rows_backward":
+        tried = sorted({Config(config.num_warps) for config in tried})
+    if target == CHOSEN_ON:
+        return tried
+    fewest, most = min(c.num_warps for c in tried), max(c.num_warps for c in tried)
+    deepest = max(c for c in tried if c.num_warps == fewest)
+    corners = {deepest, max(c for c in tried if c.num_warps == most)}
+    return sorted(corners | ({shipped(path, N, dtype)} & set(tried)))
+
+
+def jobs_for(target: str) -> list[Job]:
+    """List the launches to compile for a target."""
+    return [
+        Job(target, path, N, dtype, dtype, *config)
+        for N in (WIDTHS if target == CHOSEN_ON else WIDTHS_ELSEWHERE)
+        for dtype in ("bfloat16", "float32")
+        for path in paths_of(N)
+        for config in launchable(target, path, N, dtype)
+    ]
+
+
+def compile_offline(jobs: list[Job], cache: Path) -> list[list[Compiled]]:
+    """Compile jobs in processes of their own, which Triton's interpreter has not reached."""
+    environment = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"}
+    environment |= {"TRITON_CACHE_DIR": str(cache), "CUDA_VISIBLE_DEVICES": ""}
+    command = [sys.executable, str(Path(__file__).with_name("offline.py"))]
+
+    def compile_share(share: list[Job]) -> list[list[Compiled]]:
+        done = subprocess.run(
+            command,
+            input=json.dumps(share),
+            capture_output=True,
+            text=True,
+            check=False,
+            env=environment,
+        )
+        assert done.returncode == 0, done.stderr[-4000:]
+        return [[Compiled(*kernel) for kernel in kernels] for kernels in json.loads(done.stdout)]
+
+    with ThreadPoolExecutor(N_PROCESSES) as pool:
+        shares = list(pool.map(compile_share, [jobs[i::N_PROCESSES] for i in range(N_PROCESSES)]))
+    return [shares[i % N_PROCESSES][i // N_PROCESSES] for i in range(len(jobs))]
+
+
+def faults(job: Job, kernel: Compiled) -> list[str]:
+    """List the limits of the target that a compiled kernel breaks."""
+    config = Config(job.num_warps, job.num_stages)
+    ships = shipped(job.path, job.N, job.dtype) == config
+    strict = ships and job.target == CHOSEN_ON
+    allowed = MOST_SPILL_BYTES_SHIPPED if strict else MOST_SPILL_BYTES
+    measured = (
+        ("threads", kernel.n_threads, MOST_THREADS),
+        ("bytes of shared memory", kernel.n_shared_bytes, TARGETS[job.target].n_shared_bytes),
+        ("bytes spilled per thread", kernel.n_spill_bytes, allowed),
+    )
+    return [
+        f"{kernel.kernel}: {n} {what}, limit {limit}: {job}"
+        for what, n, limit in measured
+        if n > limit
+    ]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("target", TARGETS)
+def test_every_launch_compiles_within_the_limits(target: str, tmp_path: Path) -> None:
+    """What the search would try and what ships fits the target's threads, memory and registers."""
+    jobs = jobs_for(target)
+    results = compile_offline(jobs, tmp_path)
+    found = [
+        fault
+        for job, kernels in zip(jobs, results, strict=True)
+        for kernel in kernels
+        for fault in faults(job, kernel)
+    ]
+    assert not found, "\n".join(found)
+
+
+@pytest.mark.slow
+def test_every_variant_compiles_to_its_kernels(tmp_path: Path) -> None:
+    """Each wanted gradient, and w in another dtype, launches just the kernels that it needs."""
+    jobs = [
+        Job(CHOSEN_ON, path, N, x_dtype, w_dtype, *config, *needs)
+        for N in ONE_PER_PATH
+        for path in backwards_of(N)
+        for x_dtype, w_dtype in (("bfloat16", "float32"), ("float16", "float16"))
+        for config in [shipped(path, N, x_dtype)]
+        for needs in ((True, True), (True, False), (False, True))
+    ]
+    for job, kernels in zip(jobs, compile_offline(jobs, tmp_path), strict=True):
+        name = job.path.replace("backward", "backward_kernel")
+        expected = [f"rmsnorm_{name}" if job.path == "backward" else name]
+        expected = ["row_mean_kernel"] * (job.needs_dx and job.N == 40000) + expected
+        expected += ["reduce_dw_kernel"] * (job.needs_dw and job.path != "few_rows_backward")
+        assert [kernel.kernel for kernel in kernels] == expected
+        assert not [fault for kernel in kernels for fault in faults(job, kernel)]
+
+
+@pytest.mark.slow
+def test_num_stages_changes_only_pipelined_loops(tmp_path: Path) -> None:
+    """Paths whose stages are pruned give the same PTX for each; the others give different PTX."""
+    jobs = [
+        Job(
+            CHOSEN_ON,
+            path,
+            N,
+            "bfloat16",
+            "bfloat16",
+            config.num_warps,
+            stages,
+            force_stages=stages,
+        )
+        for N in ONE_PER_PATH
+        for path in paths_of(N)
+        if path in tuning.SPACES
+        for config in [shipped(path, N, "bfloat16")]
+        for stages in tuning.STAGES
+    ]
+    assembly: dict[tuple[str, int], set[str]] = {}
+    for job, kernels in zip(jobs, compile_offline(jobs, tmp_path), strict=True):
+        own = kernels[1] if job.path == "column_backward" else kernels[0]
+        assembly.setdefault((job.path, job.N), set()).add(own.assembly)
+    for (path, _), distinct in assembly.items():
+        assert len(distinct) == (len(tuning.STAGES) if tuning.SPACES[path].pipelined else 1), path
+
+
+def test_limits_are_felt() -> None:
+    """A kernel one unit above each limit is found at fault, and one that meets them all is not."""
+    job = Job(CHOSEN_ON, "forward", 2048, "float16", "float16", 2, 1)
+    most_shared = TARGETS[CHOSEN_ON].n_shared_bytes
+    fits = Compiled("kernel", MOST_THREADS, 32, most_shared, MOST_SPILL_BYTES, "")
+    assert not faults(job, fits)
+    for name in ("n_threads", "n_shared_bytes", "n_spill_bytes"):
+        assert len(faults(job, fits._replace(**{name: getattr(fits, name) + 1}))) == 1
+    ships = job._replace(num_warps=tuning.shipped("forward", 2048, torch.float16).num_warps)
+    assert len(faults(ships, fits)) == 1

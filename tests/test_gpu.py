@@ -1,0 +1,187 @@
+"""What only a GPU can show: graphs, streams, devices, the search, a memory checker's verdict."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+import torch
+from paths import PATHS, Results, assert_same_bits, check, make, on_every_path, run
+
+from rmsnorm_ref import rmsnorm, tiling, tuning
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from torch import Tensor
+
+pytestmark = pytest.mark.gpu
+
+BF16 = torch.bfloat16
+MOST_SEARCH_TIME_S = 5.0  # what a first call may cost: about what loading a large module takes
+
+
+@pytest.fixture(params=["fixed", "search"])
+def mode(request: pytest.FixtureRequest) -> Iterator[str]:
+    """Choose how configs are found, with nothing found yet, and put it back afterwards."""
+    tuning.set_mode(request.param)
+    yield request.param
+    tuning.set_mode(None)
+
+
+@pytest.fixture
+def search() -> Iterator[None]:
+    """Search from here on, with nothing found yet."""
+    tuning.set_mode("search")
+    yield
+    tuning.set_mode(None)
+
+
+@pytest.fixture
+def fixed() -> Iterator[None]:
+    """Take the shipped table from here on."""
+    tuning.set_mode("fixed")
+    yield
+    tuning.set_mode(None)
+
+
+def capture(x: Tensor, w: Tensor, dy: Tensor) -> tuple[torch.cuda.CUDAGraph, Results]:
+    """Record both passes on these very tensors; return the graph and what it writes to."""
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        results = run(x, w, dy)
+    return graph, results
+
+
+@pytest.mark.usefixtures("fixed")
+@on_every_path
+def test_a_cuda_graph_replays_on_new_data(N: int, device: str) -> None:
+    """Both passes, captured once, give eager's bits for whatever is copied into their inputs."""
+    static = make(300, N, BF16, device=device)
+    run(*static)  # compiles, as any program has before it captures
+    graph, results = capture(*static)
+    for seed in (1, 2):
+        new = make(300, N, BF16, device=device, seed=seed)
+        for tensor, values in zip(static, new, strict=True):
+            tensor.copy_(values)
+        graph.replay()
+        assert_same_bits(results, run(*new))
+
+
+@pytest.mark.usefixtures("search")
+@pytest.mark.parametrize("tuned", ["nothing", "forward"])
+@on_every_path
+def test_a_capture_that_would_search_is_refused(N: int, tuned: str, device: str) -> None:
+    """A capture before the first call of a width raises, and says what to do before it."""
+    x, w, dy = make(8, N, BF16, device=device)
+    if tuned == "forward":
+        rmsnorm(x, w)
+    with pytest.raises(RuntimeError, match=rf"N = {N} .*before the capture.*=fixed"):
+        capture(x, w, dy)
+    check(x, w, dy)
+
+
+@on_every_path
+def test_launches_go_to_the_current_stream(N: int, device: str) -> None:
+    """On another stream both passes wait for what that stream still has to write."""
+    x, w, dy = make(64, N, BF16, device=device)
+    expected = run(x, w, dy)
+    late_x, late_dy = torch.zeros_like(x), torch.zeros_like(dy)
+    torch.cuda.synchronize()
+    stream = torch.cuda.Stream()
+    with torch.cuda.stream(stream):
+        torch.cuda._sleep(50_000_000)  # clock cycles, tens of milliseconds
+        late_x.copy_(x)
+        late_dy.copy_(dy)
+        found = run(late_x, w, late_dy)
+    stream.synchronize()
+    assert_same_bits(found, expected)
+
+
+@pytest.mark.parametrize("current", [0, 1])
+@on_every_path
+def test_a_second_device(N: int, current: int) -> None:
+    """Tensors on any GPU are right whichever GPU is current, and it stays current."""
+    if torch.cuda.device_count() < 2:
+        pytest.skip("needs two GPUs")
+    first, second = (make(9, N, BF16, device=f"cuda:{index}") for index in (0, 1))
+    with torch.cuda.device(current):
+        found = check(*second)
+        expected = check(*first)
+        assert torch.cuda.current_device() == current
+    assert_same_bits((t.cpu() for t in found), (t.cpu() for t in expected))
+
+
+@on_every_path
+def test_both_modes_are_right(N: int, mode: str, device: str) -> None:
+    """Searched or shipped, the config that is launched meets the bounds, and was a candidate."""
+    check(*make(500, N, BF16, device=device))
+    found = tuning.chosen()
+    paths = {"forward" if N <= tiling.ONE_TILE_MAX else "wide_forward", tiling.backward_path(N)}
+    assert {key[0] for key in found} == paths
+    for (path, *_), config in found.items():
+        shipped = tuning.shipped(path, N, BF16)
+        candidates = {c for c, reason in tuning.pruned(path, N, BF16).items() if reason is None}
+        assert config in ({shipped} if mode == "fixed" else candidates | {shipped})
+
+
+@pytest.mark.usefixtures("search")
+@on_every_path
+def test_the_first_search_is_short(N: int, device: str) -> None:
+    """The first call of a width, with both searches and all their compilations, takes seconds."""
+    x, w, dy = make(64, N - 1, BF16, device=device)  # a width nothing else has compiled
+    torch.cuda.synchronize()
+    start_s = time.perf_counter()
+    run(x, w, dy)
+    torch.cuda.synchronize()
+    assert time.perf_counter() - start_s < MOST_SEARCH_TIME_S
+
+
+@pytest.mark.usefixtures("search")
+@on_every_path
+def test_the_choice_ignores_the_batch(N: int, device: str) -> None:
+    """The first call's number of rows leaves no trace: one search serves all."""
+    run(*make(1, N, BF16, device=device))
+    first = tuning.chosen()
+    run(*make(700, N, BF16, device=device))
+    assert tuning.chosen() == first
+
+
+SANITIZED = f"""
+import torch, paths
+for N in {PATHS}:
+    for M in (1, 9, 300):
+        x, w, dy = paths.make(M, N, torch.bfloat16)
+        paths.run(x, w, dy)
+        paths.run(x, w, dy, needs_dx=False)
+        paths.run(x, w, dy, needs_dw=False)
+torch.cuda.synchronize()
+"""
+
+
+@pytest.mark.parametrize("tool", ["memcheck", "racecheck"])
+def test_compute_sanitizer_is_clean(tool: str) -> None:
+    """No access out of bounds, and no race in shared memory, in any kernel."""
+    sanitizer = shutil.which("compute-sanitizer")
+    if sanitizer is None:
+        pytest.skip("compute-sanitizer is not on this machine's PATH")
+    environment = os.environ | {
+        "RMSNORM_REF_TUNING": "fixed",
+        "PYTHONPATH": os.pathsep.join([str(Path(__file__).parent), *sys.path]),
+        "PYTORCH_NO_CUDA_MEMORY_CACHING": "1",  # one allocation per tensor: its end is known
+    }
+    done = subprocess.run(
+        [sanitizer, "--tool", tool, "--error-exitcode", "1", sys.executable, "-c", SANITIZED],
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-4000:]
+    assert any(clean in done.stdout for clean in (": 0 errors", ": 0 hazards"))
