@@ -35,7 +35,7 @@ print(f"kernels: {where}; torch {torch.__version__}")
 # is the kernels' own. Some widths are no power of two: there the tile is wider than the row, and
 # its tail is masked.
 
-M = 4
+M = 12
 WIDTHS = (3, 16, 100, 384, 1000, 2048, 4096)
 DTYPES = (torch.float16, torch.bfloat16, torch.float32)
 

@@ -23,23 +23,20 @@ from .launch import Launch
 
 @triton.jit(do_not_specialize=["dy_row_stride", "x_row_stride", "M", "rows_per_program"])
 def rmsnorm_backward_kernel(
-    dy_ptr,  # [M, N] dtype of x, unit column stride
-    x_ptr,  # [M, N] storage dtype, unit column stride
-    w_ptr,  # [N] its own dtype
-    rstd_ptr,  # [M] fp32, saved by the forward
-    dx_ptr,  # [M, N] dtype of x, packed; None where nobody asks for it
-    partial_dw_ptr,  # [n_programs, N] fp32; None where nobody asks for dw
-    dy_row_stride: tl.int64,  # elements between rows of dy, a multiple of ROW_ALIGN
-    x_row_stride: tl.int64,  # the same for x
-    M: tl.int64,
-    rows_per_program: tl.int64,  # a multiple of ROWS
-    N: tl.constexpr,
-    BLOCK_SIZE: tl.constexpr,  # next_power_of_2(N): one tile spans the row
-    ROWS: tl.constexpr,  # rows per tile
-    ROW_ALIGN: tl.constexpr,  # power of two that divides N and every row stride
-    NUM_STAGES: tl.constexpr,  # tiles in flight, this one included
+    # dy, x [M, N] in the storage dtype, unit column stride; w [N] in its own; rstd [M] in fp32.
+    dy_ptr, x_ptr, w_ptr, rstd_ptr,
+    # dx [M, N] in the dtype of x, packed; partial_dw [n_programs, N] in fp32. None: not asked for.
+    dx_ptr, partial_dw_ptr,
+    # Elements between rows, multiples of ROW_ALIGN; rows_per_program is a multiple of ROWS.
+    dy_row_stride: tl.int64, x_row_stride: tl.int64, M: tl.int64, rows_per_program: tl.int64,
+    # A tile is ROWS whole rows of BLOCK_SIZE = next_power_of_2(N) lanes.
+    N: tl.constexpr, BLOCK_SIZE: tl.constexpr, ROWS: tl.constexpr,
+    # ROW_ALIGN divides N and both strides; NUM_STAGES tiles are in flight, this one included.
+    ROW_ALIGN: tl.constexpr, NUM_STAGES: tl.constexpr,
 ):
-    # ---- Locate the rows: one contiguous chunk per program, in 64 bits
+    # ---- Locate the rows
+    # One contiguous chunk of rows per program: neighbouring rows share DRAM pages, and with loads
+    # in flight this beats a strided walk. 64 bits, because M * N passes 2^31.
     program = tl.program_id(0).to(tl.int64)
     first_row = program * rows_per_program
     last_row = tl.minimum(first_row + rows_per_program, M)
@@ -58,7 +55,9 @@ def rmsnorm_backward_kernel(
         row_mask = rows < last_row
         mask = row_mask & col_mask
 
-        # ---- Load: 2 * M * N * e bytes in all, shared by both gradients, and 4 * M of rstd
+        # ---- Load
+        # 2 * M * N * e bytes in all: the one read of x and dy that both gradients share. And 4 * M
+        # of rstd, which spare the pass a reduction over x.
         # Masked lanes hold 0 in x, dy and rstd alike, so they add 0 to the mean and to dw.
         x_row_start = rows * (x_row_stride // ROW_ALIGN * ROW_ALIGN)
         dy_row_start = rows * (dy_row_stride // ROW_ALIGN * ROW_ALIGN)
@@ -68,15 +67,19 @@ def rmsnorm_backward_kernel(
         x_hat = x * rstd
 
         if dx_ptr is not None:
-            # ---- Reduce: the part of dyw along x_hat, one number per row; N and not BLOCK_SIZE
+            # ---- Reduce
+            # How much of dyw lies along x_hat: one number per row, [ROWS, 1]. The kept axis is what
+            # makes it broadcast along its own row. Divided by N: masked lanes are no elements.
             dyw = dy * w
             mean = tl.sum(dyw * x_hat, axis=1, keep_dims=True) / N
-            # ---- Write: M * N * e bytes and the one rounding
+            # ---- Write
+            # M * N * e bytes and the one rounding.
             dx = ((dyw - x_hat * mean) * rstd).to(dx_ptr.dtype.element_ty)
             tl.store(dx_ptr + rows * N + cols, dx, mask=mask)
         dw += dy * x_hat
 
-    # ---- Write: 4 * N bytes per program, the only trace that dw leaves before the second kernel
+    # ---- Write
+    # 4 * N bytes per program, the only trace of dw before the second kernel.
     if partial_dw_ptr is not None:
         dw_row = tl.sum(dw, axis=0, keep_dims=True)
         tl.store(partial_dw_ptr + program * N + cols, dw_row, mask=col_mask)
@@ -84,17 +87,17 @@ def rmsnorm_backward_kernel(
 
 @triton.jit(do_not_specialize=["n_programs"])
 def reduce_dw_kernel(
-    partial_dw_ptr,  # [n_programs, N] fp32
-    dw_ptr,  # [N] dtype of w
-    n_programs: tl.int64,
-    N: tl.constexpr,
-    ROWS: tl.constexpr,  # partial rows per step
-    COLS: tl.constexpr,  # columns per program
+    # partial_dw [n_programs, N] in fp32; dw [N] in the dtype of w.
+    partial_dw_ptr, dw_ptr, n_programs: tl.int64,
+    # A step adds ROWS partial rows; a program owns COLS columns.
+    N: tl.constexpr, ROWS: tl.constexpr, COLS: tl.constexpr,
 ):
-    # ---- Locate the columns: few to a program, so that many programs share a short job
+    # ---- Locate the columns
+    # Few to a program, so that many programs share a short job.
     cols = tl.program_id(0) * COLS + tl.arange(0, COLS)[None, :]
     col_mask = cols < N
-    # ---- Load: 4 * n_programs * N bytes, mostly still in L2 since the kernel before wrote them
+    # ---- Load
+    # 4 * n_programs * N bytes, mostly still in L2 from the kernel that wrote them.
     # The order of the additions is fixed by ROWS and n_programs: no atomics, the same bits.
     total = tl.zeros([ROWS, COLS], dtype=tl.float32)
     for first in range(0, n_programs, ROWS):
@@ -102,7 +105,8 @@ def reduce_dw_kernel(
         # A masked lane adds 0. 64 bits, as every row offset.
         mask = (rows < n_programs) & col_mask
         total += tl.load(partial_dw_ptr + rows.to(tl.int64) * N + cols, mask=mask, other=0.0)
-    # ---- Reduce and write: N * e_w bytes and the one rounding
+    # ---- Reduce and write
+    # N * e_w bytes and the one rounding.
     dw = tl.sum(total, axis=0, keep_dims=True)
     tl.store(dw_ptr + cols, dw.to(dw_ptr.dtype.element_ty), mask=col_mask)
 
@@ -197,8 +201,9 @@ def _trial(x: torch.Tensor, w: torch.Tensor):
     N = w.numel()
     M = tuning.trial_rows(N, x.dtype)
     n_programs, rows_per_program = tiling.split_rows(M, N, x.device)
-    trial_x = torch.randn(M, N, dtype=torch.float32, device=x.device).to(x.dtype)
-    dy, dx = torch.randn_like(trial_x), torch.empty_like(trial_x)
+    generator = torch.Generator(x.device).manual_seed(0)  # the caller's random state is not ours
+    trial_x = torch.randn(M, N, generator=generator, device=x.device).to(x.dtype)
+    dy, dx = trial_x.clone(), torch.empty_like(trial_x)
     rstd = torch.ones(M, dtype=torch.float32, device=x.device)
     partial_dw = torch.empty(n_programs, N, dtype=torch.float32, device=x.device)
     return dy, N, trial_x, N, w.detach(), rstd, dx, partial_dw, rows_per_program

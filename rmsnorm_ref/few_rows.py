@@ -16,28 +16,24 @@ from .launch import Launch
 
 @triton.jit(do_not_specialize=["dy_row_stride", "x_row_stride", "M", "dw_programs"])
 def few_rows_backward_kernel(
-    dy_ptr,  # [M, N] dtype of x, unit column stride
-    x_ptr,  # [M, N] storage dtype, unit column stride
-    w_ptr,  # [N] its own dtype
-    rstd_ptr,  # [M] fp32, saved by the forward
-    dx_ptr,  # [M, N] dtype of x, packed; None where nobody asks for it
-    dw_ptr,  # [N] dtype of w; None where nobody asks for it
-    dy_row_stride: tl.int64,  # elements between rows of dy, a multiple of ROW_ALIGN
-    x_row_stride: tl.int64,  # the same for x
-    M: tl.int64,
-    dw_programs: tl.int64,  # the first programs own columns, the others rows
-    N: tl.constexpr,
-    BLOCK_SIZE: tl.constexpr,  # next_power_of_2(N): one tile spans the row
-    ROWS: tl.constexpr,  # rows per tile of a dx program
-    ROW_ALIGN: tl.constexpr,  # power of two that divides N and every row stride
-    DW_ROWS: tl.constexpr,  # rows per step of a dw program
-    DW_COLS: tl.constexpr,  # columns of a dw program
+    # dy, x [M, N] in the storage dtype, unit column stride; w [N] in its own; rstd [M] in fp32.
+    dy_ptr, x_ptr, w_ptr, rstd_ptr,
+    # dx [M, N] in the dtype of x, packed; dw [N] in the dtype of w. None: not asked for.
+    dx_ptr, dw_ptr,
+    # Elements between rows, multiples of ROW_ALIGN. The first dw_programs own columns.
+    dy_row_stride: tl.int64, x_row_stride: tl.int64, M: tl.int64, dw_programs: tl.int64,
+    # The tile of a dx program: ROWS whole rows of BLOCK_SIZE lanes, as in the one-tile kernel.
+    N: tl.constexpr, BLOCK_SIZE: tl.constexpr, ROWS: tl.constexpr, ROW_ALIGN: tl.constexpr,
+    # The tile of a dw program.
+    DW_ROWS: tl.constexpr, DW_COLS: tl.constexpr,
 ):
+    # 64 bits, as every row offset. The divisions show the compiler how strides are aligned.
     program = tl.program_id(0).to(tl.int64)
     x_row_stride = x_row_stride // ROW_ALIGN * ROW_ALIGN
     dy_row_stride = dy_row_stride // ROW_ALIGN * ROW_ALIGN
     if program < dw_programs:
-        # ---- dw: M * N * e bytes each of x and dy over all programs, 4 * M of rstd per program
+        # ---- dw: locate the columns, walk all rows
+        # M * N * e bytes each of x and dy over all programs, 4 * M of rstd per program.
         dw_cols = program * DW_COLS + tl.arange(0, DW_COLS)[None, :]
         dw = tl.zeros([DW_ROWS, DW_COLS], dtype=tl.float32)
         for first in range(0, M, DW_ROWS):
@@ -48,29 +44,36 @@ def few_rows_backward_kernel(
             dy_c = tl.load(dy_ptr + dw_rows * dy_row_stride + dw_cols, mask=dw_mask, other=0.0)
             rstd_c = tl.load(rstd_ptr + dw_rows, mask=dw_rows < M, other=0.0)
             dw += dy_c.to(tl.float32) * (x_c.to(tl.float32) * rstd_c)
-        # N * e_w bytes and the one rounding; the order of the additions is fixed.
-        dw_row = tl.sum(dw, axis=0, keep_dims=True)
-        tl.store(dw_ptr + dw_cols, dw_row.to(dw_ptr.dtype.element_ty), mask=dw_cols < N)
+        if dw_ptr is not None:
+            # N * e_w bytes and the one rounding. One program adds a column up, always in the same
+            # order: no partial buffer, no atomics.
+            dw_row = tl.sum(dw, axis=0, keep_dims=True).to(dw_ptr.dtype.element_ty)
+            tl.store(dw_ptr + dw_cols, dw_row, mask=dw_cols < N)
     else:
-        # ---- dx: locate the rows, in 64 bits
+        # ---- dx: locate the rows
+        # The tile and the formulas of the one-tile kernel, so a row keeps its bits.
         rows = (program - dw_programs) * ROWS + tl.arange(0, ROWS)[:, None]
         cols = tl.arange(0, BLOCK_SIZE)[None, :]
         row_mask = rows < M
         col_mask = cols < N
         mask = row_mask & col_mask
-        # ---- Load: M * N * e bytes each of x and dy (L2 has what a dw program read), 4 * M of
-        # rstd, N * e_w of w per program. Masked lanes hold 0 and add 0 to the mean.
+        # ---- Load
+        # M * N * e bytes each of x and dy, which L2 has from the dw programs, or they from it.
+        # 4 * M of rstd, N * e_w of w per program. Masked lanes hold 0 and add 0 to the mean.
         w = tl.load(w_ptr + cols, mask=col_mask, other=0.0).to(tl.float32)
         x = tl.load(x_ptr + rows * x_row_stride + cols, mask=mask, other=0.0).to(tl.float32)
         dy = tl.load(dy_ptr + rows * dy_row_stride + cols, mask=mask, other=0.0).to(tl.float32)
         rstd = tl.load(rstd_ptr + rows, mask=row_mask, other=0.0)
         x_hat = x * rstd
-        # ---- Reduce: one number per row, divided by N and not by BLOCK_SIZE
+        # ---- Reduce
+        # One number per row, divided by N and not by BLOCK_SIZE.
         dyw = dy * w
         mean = tl.sum(dyw * x_hat, axis=1, keep_dims=True) / N
-        # ---- Write: M * N * e bytes and the one rounding
-        dx = ((dyw - x_hat * mean) * rstd).to(dx_ptr.dtype.element_ty)
-        tl.store(dx_ptr + rows * N + cols, dx, mask=mask)
+        if dx_ptr is not None:
+            # ---- Write
+            # M * N * e bytes and the one rounding.
+            dx = ((dyw - x_hat * mean) * rstd).to(dx_ptr.dtype.element_ty)
+            tl.store(dx_ptr + rows * N + cols, dx, mask=mask)
 
 
 def build_backward(

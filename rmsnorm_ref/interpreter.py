@@ -25,7 +25,8 @@ def prepare(device: torch.device) -> None:
     Raises:
         RuntimeError: Triton is missing, or was imported compiled and the tensors are on the CPU.
     """
-    if device.type == "cpu" and "triton" not in sys.modules and not torch.cuda.is_available():
+    unset = "triton" not in sys.modules and "TRITON_INTERPRET" not in os.environ
+    if device.type == "cpu" and unset and not torch.cuda.is_available():
         os.environ["TRITON_INTERPRET"] = "1"
         warnings.warn(
             "no GPU: rmsnorm runs its kernels in Triton's interpreter, correct, slow",

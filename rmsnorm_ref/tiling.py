@@ -109,7 +109,7 @@ def backward_path(M: int, N: int, device: torch.device) -> str:
     """
     if N <= ONE_TILE_MAX:
         most = FEW_ROWS_MAX if device.type == "cuda" else INTERPRETED_FEW_ROWS_MAX
-        return "backward" if M > most else "few_rows_backward"
+        return "few_rows_backward" if M <= most else "backward"
     return "wide_backward" if N <= CHUNKED_BACKWARD_MAX else "column_backward"
 
 
@@ -140,8 +140,9 @@ def sm_count(device: torch.device) -> int:
 def split_rows(M: int, N: int, device: torch.device) -> tuple[int, int]:
     """Return (n_programs, rows_per_program) of the backward: contiguous chunks of whole tiles.
 
-    The programs follow the SM count, and M where rows are few: the [n_programs, N] fp32 buffer is
-    then never more than a third of the bytes the backward must move.
+    The programs follow the SM count, and M where rows are few: all programs but the last own
+    `MIN_ROWS_PER_PROGRAM` rows or more, which keeps the [n_programs, N] fp32 buffer, written and
+    read, at a third of a 16-bit backward's bytes.
     """
     rows, most = 1, sm_count(device)
     if N <= ONE_TILE_MAX:

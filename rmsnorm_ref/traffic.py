@@ -7,19 +7,15 @@ M is the number of rows, N the length of a row, e the bytes of one element of x.
 which kernels run, by the thresholds in `tiling.py`.
 """
 
-from __future__ import annotations
-
 import math
 from collections import Counter
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 import torch
 
 from . import steps, tiling
-
-if TYPE_CHECKING:
-    from .steps import Access, Role, Step
+from .steps import Access, Role, Step
 
 Spelling = Literal["seed", "fp32"]
 Dtype = torch.dtype

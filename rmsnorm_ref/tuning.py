@@ -1,8 +1,7 @@
 """What is searched, what is pruned and what ships, and why (decision D4).
 
-Pinned, because correctness or a row's bits hang on them, is all of `tiling.py`. Searched, because
-only speed hangs on them: how many warps share a tile (`num_warps`) and how many tiles a loop keeps
-in flight (`num_stages`).
+Pinned, because correctness or a row's bits hang on it, is all of `tiling.py`. Searched, because
+only speed hangs on it: how many warps share a tile and how many tiles a loop keeps in flight.
 
 The search runs once per kernel, N, dtypes and device, on an input of its own that is made from N
 and dtype alone. It never sees M: the number of warps sets the order in which a row is summed, so a
@@ -111,8 +110,6 @@ SHIPPED = {
     "wide_backward": {8192: Config(16), 16384: Config(32)},
     "column_backward": {4096: Config(8, 4)},
 }
-# The kernel that feeds column_backward: 12 measured variants lie within 3 %, so none is searched.
-ROW_MEAN = Config(8, 3)
 # The dw reduction: a few microseconds, most of them the launch.
 REDUCE = Config(4)
 
@@ -140,10 +137,31 @@ EXCEPTIONS = {
 }
 
 
-def shipped(path: str, N: int, dtype: torch.dtype) -> Config:
-    """Return the table's choice for rows of N columns of a dtype, whatever the device."""
+def shipped(
+    path: str, N: int, dtype: torch.dtype, warp_size: int = 32, shared_bytes: int = 232448
+) -> Config:
+    """Return the table's choice for rows of N columns of a dtype.
+
+    Where a device cannot launch it (64-wide warps, less shared memory), the nearest config that the
+    device can launch takes its place. Arguments are those of `pruned`.
+    """
     exception = EXCEPTIONS.get((path, tiling.next_power_of_2(N), dtype.itemsize))
-    return exception or SHIPPED[path][SPACES[path].tile_elements(N)]
+    wanted = exception or SHIPPED[path][SPACES[path].tile_elements(N)]
+    reasons = pruned(path, N, dtype, warp_size, shared_bytes)
+    return min(
+        (config for config, reason in reasons.items() if reason is None),
+        key=lambda config: (
+            abs(config.num_warps.bit_length() - wanted.num_warps.bit_length()),
+            abs(config.num_stages - wanted.num_stages),
+        ),
+        default=wanted,
+    )
+
+
+def row_mean(dtype: torch.dtype) -> Config:
+    """Return how the kernel that feeds column_backward is launched; 12 variants lie within 3 %."""
+    # In fp32 three stages need more shared memory than an A100 has.
+    return Config(8, 3 if dtype.itemsize == 2 else 2)
 
 
 # ---- Choosing ---------------------------------------------------------------------------------
@@ -234,10 +252,22 @@ def _config(path: str, build: Build, x: torch.Tensor, w: torch.Tensor, trial: Tr
     key = (path, w.numel(), x.dtype, w.dtype, x.device)
     if key not in _chosen:
         if mode() == "fixed" or triton.knobs.runtime.interpret:
-            _chosen[key] = shipped(path, w.numel(), x.dtype)
+            _chosen[key] = shipped(path, w.numel(), x.dtype, *_limits(x.device))
         else:
             _chosen[key] = _search(path, build, x, w, trial)
     return _chosen[key]
+
+
+@functools.lru_cache(maxsize=64)
+def _limits(device: torch.device) -> tuple[int, int]:
+    """Return (threads in a warp, bytes of shared memory a program may have) of a device."""
+    import triton
+
+    if device.type != "cuda":
+        return 32, 232448  # interpreted: nothing is limited, the table is taken as it is
+    properties = triton.runtime.driver.active.utils.get_device_properties(device.index)
+    warp_size = torch.cuda.get_device_properties(device).warp_size
+    return warp_size, int(properties["max_shared_mem"])
 
 
 def _search(path: str, build: Build, x: torch.Tensor, w: torch.Tensor, trial: Trial) -> Config:
@@ -251,9 +281,7 @@ def _search(path: str, build: Build, x: torch.Tensor, w: torch.Tensor, trial: Tr
             f"a CUDA graph is being captured and N = {N} has not been tuned yet: call rmsnorm once "
             "with this N and dtype before the capture, or set RMSNORM_REF_TUNING=fixed"
         )
-    warp_size = torch.cuda.get_device_properties(device).warp_size
-    limits = triton.runtime.driver.active.utils.get_device_properties(device.index)
-    reasons = pruned(path, N, dtype, warp_size, limits["max_shared_mem"])
+    reasons = pruned(path, N, dtype, *_limits(device))
     times_ms: dict[Config, float] = {}
     with torch.no_grad():
         arguments = trial(x, w)
@@ -265,7 +293,7 @@ def _search(path: str, build: Build, x: torch.Tensor, w: torch.Tensor, trial: Tr
                 )
             except OutOfResources:
                 continue  # this device has less than the rules above assume
-    default = shipped(path, N, dtype)
+    default = shipped(path, N, dtype, *_limits(device))
     best = min(times_ms, key=times_ms.__getitem__, default=default)
     if times_ms.get(best, 0.0) < (1 - NOISE) * times_ms.get(default, float("inf")):
         return best

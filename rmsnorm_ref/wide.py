@@ -20,21 +20,21 @@ from .launch import Launch
 
 @triton.jit(do_not_specialize=["x_row_stride"])
 def wide_forward_kernel(
-    x_ptr,  # [M, N] storage dtype, unit column stride
-    w_ptr,  # [N] its own dtype
-    y_ptr,  # [M, N] dtype of x, packed
-    rstd_ptr,  # [M] fp32
-    x_row_stride: tl.int64,  # elements between rows of x, a multiple of ROW_ALIGN
-    eps,
-    N: tl.constexpr,
-    CHUNK: tl.constexpr,  # columns per step
-    ROW_ALIGN: tl.constexpr,  # power of two that divides N and every row stride
+    # x [M, N] in its storage dtype, unit column stride; w [N] in its own dtype.
+    x_ptr, w_ptr,
+    # y [M, N] in the dtype of x, packed; rstd [M] in fp32.
+    y_ptr, rstd_ptr,
+    # Elements between rows of x, a multiple of ROW_ALIGN.
+    x_row_stride: tl.int64, eps,
+    # CHUNK columns per step. ROW_ALIGN is a power of two that divides N and every row stride.
+    N: tl.constexpr, CHUNK: tl.constexpr, ROW_ALIGN: tl.constexpr,
 ):
     # ---- Locate the row, in 64 bits
     row = tl.program_id(0).to(tl.int64)
     x_row_ptr = x_ptr + row * (x_row_stride // ROW_ALIGN * ROW_ALIGN)
 
-    # ---- Load and reduce: M * N * e bytes from HBM; evict_last keeps them for the second read
+    # ---- Load and reduce
+    # M * N * e bytes from HBM; evict_last keeps them in the SM's cache for the second read.
     # One running sum per lane, one sum across lanes at the end. Masked lanes add 0.
     sum_of_squares = tl.zeros([CHUNK], dtype=tl.float32)
     for start in tl.range(0, N, CHUNK):
@@ -46,8 +46,9 @@ def wide_forward_kernel(
     # 4 * M bytes.
     tl.store(rstd_ptr + row, rstd)
 
-    # ---- Load again and write: M * N * e bytes, from cache; M * N * e bytes, one rounding
-    # evict_first: this was the last read of x.
+    # ---- Load again and write
+    # M * N * e bytes of x once more, from cache, and for the last time (evict_first).
+    # M * N * e bytes of y, the one rounding; streamed (.cs), so that y does not push x out.
     for start in tl.range(0, N, CHUNK):
         cols = start + tl.arange(0, CHUNK)
         x = tl.load(x_row_ptr + cols, mask=cols < N, other=0.0, eviction_policy="evict_first")
@@ -59,22 +60,17 @@ def wide_forward_kernel(
 
 @triton.jit(do_not_specialize=["dy_row_stride", "x_row_stride", "M", "rows_per_program"])
 def wide_backward_kernel(
-    dy_ptr,  # [M, N] dtype of x, unit column stride
-    x_ptr,  # [M, N] storage dtype, unit column stride
-    w_ptr,  # [N] its own dtype
-    rstd_ptr,  # [M] fp32, saved by the forward
-    dx_ptr,  # [M, N] dtype of x, packed; None where nobody asks for it
-    partial_dw_ptr,  # [n_programs, N] fp32; None where nobody asks for dw
-    dy_row_stride: tl.int64,  # elements between rows of dy, a multiple of ROW_ALIGN
-    x_row_stride: tl.int64,  # the same for x
-    M: tl.int64,
-    rows_per_program: tl.int64,
-    N: tl.constexpr,
-    CHUNK: tl.constexpr,  # columns per step
-    N_CHUNKS: tl.constexpr,  # cdiv(N, CHUNK)
-    ROW_ALIGN: tl.constexpr,  # power of two that divides N and every row stride
+    # dy, x [M, N] in the storage dtype, unit column stride; w [N] in its own; rstd [M] in fp32.
+    dy_ptr, x_ptr, w_ptr, rstd_ptr,
+    # dx [M, N] in the dtype of x, packed; partial_dw [n_programs, N] in fp32. None: not asked for.
+    dx_ptr, partial_dw_ptr,
+    # Elements between rows, multiples of ROW_ALIGN.
+    dy_row_stride: tl.int64, x_row_stride: tl.int64, M: tl.int64, rows_per_program: tl.int64,
+    # N_CHUNKS = cdiv(N, CHUNK) steps of CHUNK columns; ROW_ALIGN divides N and both strides.
+    N: tl.constexpr, CHUNK: tl.constexpr, N_CHUNKS: tl.constexpr, ROW_ALIGN: tl.constexpr,
 ):
-    # ---- Locate the rows: one contiguous chunk of rows per program, in 64 bits
+    # ---- Locate the rows
+    # A contiguous range of rows per program, in 64 bits.
     program = tl.program_id(0).to(tl.int64)
     first_row = program * rows_per_program
     last_row = tl.minimum(first_row + rows_per_program, M)
@@ -88,28 +84,29 @@ def wide_backward_kernel(
         dy_row_ptr = dy_ptr + row * (dy_row_stride // ROW_ALIGN * ROW_ALIGN)
         # 4 * M bytes.
         rstd = tl.load(rstd_ptr + row)
-
-        # ---- Load and reduce: 2 * M * N * e bytes from HBM, kept in cache for the second read
-        # Masked lanes add 0. w comes from cache: no registers are left to hold it.
+        # ---- Load and reduce
+        # 2 * M * N * e bytes from HBM, kept in cache (evict_last) for the second read.
+        # N * e_w bytes of w per row, from cache: no registers are left to hold it.
+        # Masked lanes hold 0 and add 0 to the mean.
         if dx_ptr is not None:
             dot = tl.zeros([CHUNK], dtype=tl.float32)
             for chunk in tl.range(0, N_CHUNKS):
                 cols = chunk * CHUNK + tl.arange(0, CHUNK)
-                mask = cols < N
-                x = tl.load(x_row_ptr + cols, mask, 0.0, eviction_policy="evict_last")
-                dy = tl.load(dy_row_ptr + cols, mask, 0.0, eviction_policy="evict_last")
-                w = tl.load(w_ptr + cols, mask, 0.0).to(tl.float32)
+                x = tl.load(x_row_ptr + cols, cols < N, 0.0, eviction_policy="evict_last")
+                dy = tl.load(dy_row_ptr + cols, cols < N, 0.0, eviction_policy="evict_last")
+                w = tl.load(w_ptr + cols, cols < N, 0.0).to(tl.float32)
                 dot += dy.to(tl.float32) * w * (x.to(tl.float32) * rstd)
             mean = tl.sum(dot, axis=0) / N
 
-        # ---- Load again and write: x and dy from cache, M * N * e bytes of dx, one rounding
+        # ---- Load again and write
+        # 2 * M * N * e bytes from cache, for the last time; w likewise.
+        # M * N * e bytes of dx and the one rounding.
         new_dw = ()
         for chunk in tl.static_range(N_CHUNKS):
             cols = chunk * CHUNK + tl.arange(0, CHUNK)
             mask = cols < N
             x = tl.load(x_row_ptr + cols, mask, 0.0, eviction_policy="evict_first")
-            dy = tl.load(dy_row_ptr + cols, mask, 0.0, eviction_policy="evict_first")
-            dy = dy.to(tl.float32)
+            dy = tl.load(dy_row_ptr + cols, mask, 0.0, eviction_policy="evict_first").to(tl.float32)
             x_hat = x.to(tl.float32) * rstd
             if dx_ptr is not None:
                 w = tl.load(w_ptr + cols, mask, 0.0).to(tl.float32)
@@ -118,7 +115,8 @@ def wide_backward_kernel(
             new_dw = new_dw + (dw[chunk] + dy * x_hat,)
         dw = new_dw
 
-    # ---- Write: 4 * N bytes per program
+    # ---- Write
+    # 4 * N bytes per program.
     if partial_dw_ptr is not None:
         for chunk in tl.static_range(N_CHUNKS):
             cols = chunk * CHUNK + tl.arange(0, CHUNK)
@@ -127,17 +125,14 @@ def wide_backward_kernel(
 
 @triton.jit(do_not_specialize=["dy_row_stride", "x_row_stride"])
 def row_mean_kernel(
-    dy_ptr,  # [M, N] dtype of x, unit column stride
-    x_ptr,  # [M, N] storage dtype, unit column stride
-    w_ptr,  # [N] its own dtype
-    rstd_ptr,  # [M] fp32, saved by the forward
-    mean_ptr,  # [M] fp32, mean(dyw * x_hat)
-    dy_row_stride: tl.int64,  # elements between rows of dy, a multiple of ROW_ALIGN
-    x_row_stride: tl.int64,  # the same for x
-    N: tl.constexpr,
-    CHUNK: tl.constexpr,  # columns per step
-    ROW_ALIGN: tl.constexpr,  # power of two that divides N and every row stride
-    NUM_STAGES: tl.constexpr,  # chunks in flight
+    # dy, x [M, N] in the storage dtype, unit column stride; w [N] in its own; rstd [M] in fp32.
+    dy_ptr, x_ptr, w_ptr, rstd_ptr,
+    # mean [M] in fp32: mean(dyw * x_hat), one number per row.
+    mean_ptr,
+    # Elements between rows, multiples of ROW_ALIGN.
+    dy_row_stride: tl.int64, x_row_stride: tl.int64,
+    # CHUNK columns per step, NUM_STAGES steps in flight; ROW_ALIGN divides N and both strides.
+    N: tl.constexpr, CHUNK: tl.constexpr, ROW_ALIGN: tl.constexpr, NUM_STAGES: tl.constexpr,
 ):
     # ---- Locate the row, in 64 bits
     row = tl.program_id(0).to(tl.int64)
@@ -145,7 +140,9 @@ def row_mean_kernel(
     dy_row_ptr = dy_ptr + row * (dy_row_stride // ROW_ALIGN * ROW_ALIGN)
     # 4 * M bytes.
     rstd = tl.load(rstd_ptr + row)
-    # ---- Load and reduce: 2 * M * N * e bytes, N * e_w bytes of w; masked lanes add 0
+    # ---- Load and reduce
+    # 2 * M * N * e bytes of x and dy; N * e_w bytes of w from HBM once, then from cache.
+    # Masked lanes hold 0 and add 0.
     dot = tl.zeros([CHUNK], dtype=tl.float32)
     for start in tl.range(0, N, CHUNK, num_stages=NUM_STAGES):
         cols = start + tl.arange(0, CHUNK)
@@ -153,29 +150,26 @@ def row_mean_kernel(
         dy = tl.load(dy_row_ptr + cols, mask=cols < N, other=0.0).to(tl.float32)
         w = tl.load(w_ptr + cols, mask=cols < N, other=0.0).to(tl.float32)
         dot += dy * w * (x * rstd)
-    # ---- Write: 4 * M bytes
+    # ---- Write
+    # 4 * M bytes.
     tl.store(mean_ptr + row, tl.sum(dot, axis=0) / N)
 
 
 @triton.jit(do_not_specialize=["dy_row_stride", "x_row_stride", "M", "rows_per_program"])
 def column_backward_kernel(
-    dy_ptr,  # [M, N] dtype of x, unit column stride
-    x_ptr,  # [M, N] storage dtype, unit column stride
-    w_ptr,  # [N] its own dtype
-    rstd_ptr,  # [M] fp32, saved by the forward
-    mean_ptr,  # [M] fp32, from row_mean_kernel; None where dx is
-    dx_ptr,  # [M, N] dtype of x, packed; None where nobody asks for it
-    partial_dw_ptr,  # [n_programs, N] fp32; None where nobody asks for dw
-    dy_row_stride: tl.int64,  # elements between rows of dy, a multiple of ROW_ALIGN
-    x_row_stride: tl.int64,  # the same for x
-    M: tl.int64,
-    rows_per_program: tl.int64,
-    N: tl.constexpr,
-    COLS: tl.constexpr,  # columns per program
-    ROW_ALIGN: tl.constexpr,  # power of two that divides N and every row stride
-    NUM_STAGES: tl.constexpr,  # rows in flight
+    # dy, x [M, N] in the storage dtype, unit column stride; w [N] in its own.
+    dy_ptr, x_ptr, w_ptr,
+    # rstd, mean [M] in fp32, from the forward and from row_mean_kernel; no mean where dx is None.
+    rstd_ptr, mean_ptr,
+    # dx [M, N] in the dtype of x, packed; partial_dw [n_programs, N] in fp32. None: not asked for.
+    dx_ptr, partial_dw_ptr,
+    # Elements between rows, multiples of ROW_ALIGN.
+    dy_row_stride: tl.int64, x_row_stride: tl.int64, M: tl.int64, rows_per_program: tl.int64,
+    # COLS columns per program, NUM_STAGES rows in flight; ROW_ALIGN divides N and both strides.
+    N: tl.constexpr, COLS: tl.constexpr, ROW_ALIGN: tl.constexpr, NUM_STAGES: tl.constexpr,
 ):
-    # ---- Locate: a block of columns, a contiguous chunk of rows, in 64 bits
+    # ---- Locate
+    # A block of columns and a contiguous range of rows, in 64 bits.
     cols = tl.program_id(0) * COLS + tl.arange(0, COLS)
     mask = cols < N
     program = tl.program_id(1).to(tl.int64)
@@ -186,20 +180,24 @@ def column_backward_kernel(
         w = tl.load(w_ptr + cols, mask=mask, other=0.0).to(tl.float32)
     dw = tl.zeros([COLS], dtype=tl.float32)
     for row in tl.range(first_row, last_row, num_stages=NUM_STAGES):
-        # ---- Load: 2 * M * N * e bytes, the second time in this pass; masked lanes add 0 to dw
+        # ---- Load
+        # 2 * M * N * e bytes, from HBM for the second time in this backward: what wide rows cost.
+        # Masked lanes hold 0 and add 0 to dw.
         x_row_start = row * (x_row_stride // ROW_ALIGN * ROW_ALIGN)
         dy_row_start = row * (dy_row_stride // ROW_ALIGN * ROW_ALIGN)
         x = tl.load(x_ptr + x_row_start + cols, mask=mask, other=0.0).to(tl.float32)
         dy = tl.load(dy_ptr + dy_row_start + cols, mask=mask, other=0.0).to(tl.float32)
         rstd = tl.load(rstd_ptr + row)
         x_hat = x * rstd
-        # ---- Write: M * N * e bytes and the one rounding
+        # ---- Write
+        # M * N * e bytes and the one rounding.
         if dx_ptr is not None:
             mean = tl.load(mean_ptr + row)
             dx = ((dy * w - x_hat * mean) * rstd).to(dx_ptr.dtype.element_ty)
             tl.store(dx_ptr + row * N + cols, dx, mask=mask)
         dw += dy * x_hat
-    # ---- Write: 4 * N bytes per chunk of rows
+    # ---- Write
+    # 4 * N bytes per range of rows; reduce_dw_kernel adds them up.
     if partial_dw_ptr is not None:
         tl.store(partial_dw_ptr + program * N + cols, dw, mask=mask)
 
@@ -238,8 +236,9 @@ def build_column_backward(
 ):
     """Fix all that does not change between calls of one width; return the two launches as one."""
     row_align = tiling.row_align(N, dtype)
-    mean_constants = (N, tiling.ROW_MEAN_CHUNK, row_align, tuning.ROW_MEAN.num_stages)
-    row_mean = Launch(row_mean_kernel, mean_constants, tuning.ROW_MEAN, device)
+    mean_config = tuning.row_mean(dtype)
+    mean_constants = (N, tiling.ROW_MEAN_CHUNK, row_align, mean_config.num_stages)
+    row_mean = Launch(row_mean_kernel, mean_constants, mean_config, device)
     constants = (N, tiling.COLUMN_BLOCK, row_align, config.num_stages)
     columns = Launch(column_backward_kernel, constants, config, device)
 

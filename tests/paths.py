@@ -1,7 +1,8 @@
-"""The widths that reach every kernel, inputs for them, and the one comparison that most tests make.
+"""The shapes that reach every kernel, inputs for them, and the one comparison most tests make.
 
-Which kernels run depends on N alone, so a property is tested on every kernel by testing it at
-`WIDTHS`, or, where a launch is dear, at `PATHS`: one width for each kernel and kind of tile.
+Which kernels run depends on N, and up to 8192 columns the backward's on whether rows are few. So a
+property is tested on every kernel by testing it at `shapes(*WIDTHS)`, or, where launches are dear,
+at `shapes(*PATHS)`, with one width for each kernel and kind of tile.
 """
 
 from __future__ import annotations
@@ -13,13 +14,14 @@ import pytest
 import torch
 from torch import Tensor
 
-from rmsnorm_ref import oracle, rmsnorm
+from rmsnorm_ref import oracle, rmsnorm, tiling
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
 INTERPRETED = os.environ.get("TRITON_INTERPRET", "").lower() in {"1", "true", "yes", "on"}
 DEVICE = "cuda" if torch.cuda.is_available() and not INTERPRETED else "cpu"
+_DEVICE = torch.device(DEVICE, 0) if DEVICE == "cuda" else torch.device(DEVICE)
 
 DTYPES = (torch.float16, torch.bfloat16, torch.float32)
 EPS = 1e-6
@@ -29,14 +31,29 @@ EPS = 1e-6
 WIDTHS = (1, 3, 17, 64, 513, 769, 1560, 2048, 8192, 12000, 20000, 40000)
 PATHS = (17, 8192, 12000, 20000, 40000)
 
+FEW = 4
+MANY = next(M for M in range(2, 9999, 2) if tiling.backward_path(M, 1, _DEVICE) == "backward")
+WIDE_ROWS = 6  # more than one program owns
+
+
+def shapes(*widths: int) -> list[tuple[int, int]]:
+    """List (N, M) so that every kernel of these widths runs; M is even."""
+    rows = {True: (FEW, MANY), False: (WIDE_ROWS,)}
+    return [
+        (N, M) for N in widths for M in rows[tiling.backward_path(FEW, N, _DEVICE)[:3] == "few"]
+    ]
+
+
 on_every_width = pytest.mark.parametrize("N", WIDTHS)
 on_every_path = pytest.mark.parametrize("N", PATHS)
-# All pairs of width and dtype; interpreted, each width has one of the dtypes, in turn.
-on_every_width_and_dtype = pytest.mark.parametrize(
-    ("N", "dtype"),
+on_every_shape = pytest.mark.parametrize(("N", "M"), shapes(*WIDTHS))
+on_every_kernel = pytest.mark.parametrize(("N", "M"), shapes(*PATHS))
+# The same in every dtype; interpreted, each shape has one of the dtypes, in turn.
+on_every_shape_and_dtype = pytest.mark.parametrize(
+    ("N", "M", "dtype"),
     [
-        pytest.param(N, dtype, marks=[] if index % 3 == turn else pytest.mark.gpu)
-        for index, N in enumerate(WIDTHS)
+        pytest.param(*shape, dtype, marks=[] if index % 3 == turn else pytest.mark.gpu)
+        for index, shape in enumerate(shapes(*WIDTHS))
         for turn, dtype in enumerate(DTYPES)
     ],
 )
@@ -119,11 +136,9 @@ def bits(tensor: Tensor) -> Tensor:
     return tensor.detach().contiguous().view(integer)
 
 
-def programs(device: str) -> int:
-    """Count the programs at which the backward is capped on this device, one per SM."""
-    from rmsnorm_ref import tiling
-
-    return tiling.sm_count(torch.device(device, 0) if device == "cuda" else torch.device(device))
+def programs() -> int:
+    """Count the programs that the backward's rows are shared by, one per SM."""
+    return tiling.sm_count(_DEVICE)
 
 
 def stored(tensor: Tensor) -> Tensor:

@@ -13,10 +13,12 @@ import torch
 from paths import (
     DTYPES,
     LAYOUTS,
+    MANY,
+    PATHS,
     assert_same_bits,
     in_every_dtype,
     make,
-    on_every_path,
+    on_every_kernel,
     run,
 )
 from torch.utils.checkpoint import checkpoint
@@ -40,20 +42,20 @@ def leaves(*shape: Any, device: str) -> tuple[Tensor, Tensor, Tensor]:
 # ---- One graph, used in every way ---------------------------------------------------------------
 
 
-@on_every_path
-def test_a_retained_graph_gives_the_same_bits_again(N: int, device: str) -> None:
+@on_every_kernel
+def test_a_retained_graph_gives_the_same_bits_again(N: int, M: int, device: str) -> None:
     """A second backward through one graph finds what it saved as it was."""
-    x, w, dy = leaves(3, N, BF16, device=device)
+    x, w, dy = leaves(M, N, BF16, device=device)
     y = rmsnorm(x, w)
     once = torch.autograd.grad(y, (x, w), dy, retain_graph=True)
     assert_same_bits(torch.autograd.grad(y, (x, w), dy), once)
 
 
 @pytest.mark.parametrize("use_reentrant", [True, False])
-@on_every_path
-def test_checkpointing(N: int, use_reentrant: bool, device: str) -> None:
+@on_every_kernel
+def test_checkpointing(N: int, M: int, use_reentrant: bool, device: str) -> None:
     """A forward that is run again in the backward gives the same bits."""
-    x, w, dy = leaves(2, N, BF16, device=device)
+    x, w, dy = leaves(M, N, BF16, device=device)
     y = checkpoint(rmsnorm, x, w, use_reentrant=use_reentrant)
     y.backward(dy)
     assert_same_bits((y, x.grad, w.grad), run(x, w, dy))
@@ -65,10 +67,10 @@ def offset(tensor: Tensor) -> Tensor:
 
 
 @pytest.mark.parametrize("pack", [lambda t: t.cpu().clone(), offset], ids=["to CPU", "offset"])
-@on_every_path
-def test_saved_tensor_hooks(N: int, pack: Callable[[Tensor], Tensor], device: str) -> None:
+@on_every_kernel
+def test_saved_tensor_hooks(N: int, M: int, pack: Callable[[Tensor], Tensor], device: str) -> None:
     """What was saved, x, w and rstd alone, may come back from a hook elsewhere in memory."""
-    x, w, dy = leaves(3, N, BF16, device=device)
+    x, w, dy = leaves(M, N, BF16, device=device)
     packed: list[torch.Size] = []
 
     def note_and_pack(tensor: Tensor) -> Tensor:
@@ -80,7 +82,7 @@ def test_saved_tensor_hooks(N: int, pack: Callable[[Tensor], Tensor], device: st
 
     with torch.autograd.graph.saved_tensors_hooks(note_and_pack, unpack):
         y = rmsnorm(x, w)
-    assert packed == [(3, N), (N,), (3,)]
+    assert packed == [(M, N), (N,), (M,)]
     assert_same_bits(torch.autograd.grad(y, (x, w), dy), run(x, w, dy)[1:])
 
 
@@ -110,10 +112,10 @@ def test_gradients_accumulate(device: str) -> None:
     assert_same_bits(both, [dw + run(other, w, dy).dw])
 
 
-@on_every_path
-def test_calls_may_interleave(N: int, device: str) -> None:
+@on_every_kernel
+def test_calls_may_interleave(N: int, M: int, device: str) -> None:
     """Two forwards and then two backwards, in either order, do not mix what they saved."""
-    first, second = (make(2, N, BF16, device=device, seed=seed) for seed in (0, 1))
+    first, second = (make(M, N, BF16, device=device, seed=seed) for seed in (0, 1))
     expected = [run(*inputs) for inputs in (first, second)]
     for order in ((0, 1), (1, 0)):
         graphs = []
@@ -125,12 +127,12 @@ def test_calls_may_interleave(N: int, device: str) -> None:
             assert_same_bits(torch.autograd.grad(y, inputs, dy), expected[index][1:])
 
 
-@on_every_path
+@on_every_kernel
 @pytest.mark.parametrize("expanded", [(), (1,), (-1, 1)])
-def test_any_strides_of_dy(N: int, expanded: tuple[int, ...], device: str) -> None:
+def test_any_strides_of_dy(N: int, M: int, expanded: tuple[int, ...], device: str) -> None:
     """A dy of one number, one row or one column does what its contiguous copy does."""
-    x, w, dy = make(3, N, BF16, device=device)
-    part = {0: dy[0, 0], 1: dy[:1], 2: dy[:, :1]}[len(expanded)].expand(3, N)
+    x, w, dy = make(M, N, BF16, device=device)
+    part = {0: dy[0, 0], 1: dy[:1], 2: dy[:, :1]}[len(expanded)].expand(M, N)
     assert 0 in part.stride()
     assert_same_bits(run(x, w, part), run(x, w, part.contiguous()))
 
@@ -228,7 +230,7 @@ def test_autocast_changes_nothing(
     assert_same_bits((y, *found), run(x, w, dy))
 
 
-@on_every_path
+@pytest.mark.parametrize("N", PATHS)
 @pytest.mark.parametrize("kind", ["meta", "fake"])
 def test_stand_ins_have_the_right_shapes_and_dtypes(N: int, kind: str, device: str) -> None:
     """Tensors without data go through both passes: results as real ones, nothing is launched."""
@@ -246,10 +248,15 @@ def test_stand_ins_have_the_right_shapes_and_dtypes(N: int, kind: str, device: s
         assert result.is_contiguous()
 
 
-@pytest.mark.parametrize(("N", "w_dtype"), [(17, dtype) for dtype in DTYPES] + [(9000, FP32)])
-def test_operators_keep_the_dispatchers_rules(N: int, w_dtype: torch.dtype, device: str) -> None:
+@pytest.mark.parametrize(
+    ("N", "M", "w_dtype"),
+    [*((17, 2, dtype) for dtype in DTYPES), (17, MANY, FP32), (9000, 2, FP32)],
+)
+def test_operators_keep_the_dispatchers_rules(
+    N: int, M: int, w_dtype: torch.dtype, device: str
+) -> None:
     """Both operators pass PyTorch's own check of schema, fake results, strides and tracing."""
-    x, w, dy = make(2, N, BF16, w_dtype, device=device)
+    x, w, dy = make(M, N, BF16, w_dtype, device=device)
     operators = torch.ops.rmsnorm_ref
     _, rstd = operators.forward(x, w, 1e-6)
     torch.library.opcheck(operators.forward.default, (x, w, 1e-6))
@@ -258,11 +265,11 @@ def test_operators_keep_the_dispatchers_rules(N: int, w_dtype: torch.dtype, devi
 
 
 @pytest.mark.parametrize("backend", ["aot_eager", pytest.param("inductor", marks=pytest.mark.gpu)])
-@on_every_path
-def test_compiles_as_one_graph(N: int, backend: str, device: str) -> None:
+@on_every_kernel
+def test_compiles_as_one_graph(N: int, M: int, backend: str, device: str) -> None:
     """torch.compile takes both passes whole, between other operators, and gives eager's bits."""
     torch._dynamo.reset()  # so that this width is not the ninth variant of the last test's code
-    x, w, dy = leaves(2, N, BF16, FP32, device=device)
+    x, w, dy = leaves(M, N, BF16, FP32, device=device)
 
     def layer(x: Tensor, w: Tensor) -> Tensor:
         return rmsnorm(x.neg(), w).neg()
@@ -275,11 +282,11 @@ def test_compiles_as_one_graph(N: int, backend: str, device: str) -> None:
 
 
 def test_compiles_with_a_changing_number_of_rows(device: str) -> None:
-    """A module compiled once for any M serves M = 2, 5 and 3 rows."""
+    """A module compiled once for any M serves few rows and many."""
     torch._dynamo.reset()
     module = RMSNorm(24, device=device)
     compiled = torch.compile(module, backend="aot_eager", fullgraph=True, dynamic=True)
-    for M in (2, 5, 3):
+    for M in (2, MANY, 3):
         x = make(M, 24, BF16, device=device)[0].requires_grad_()
         y = compiled(x)
         y.sum().backward()

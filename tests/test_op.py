@@ -16,8 +16,8 @@ from paths import (
     bits,
     in_every_dtype,
     make,
-    on_every_path,
-    on_every_width,
+    on_every_kernel,
+    on_every_shape,
     run,
     stored,
 )
@@ -145,18 +145,18 @@ def test_any_finite_eps_from_zero_on(eps: float, device: str) -> None:
 # ---- Memory -----------------------------------------------------------------------------------
 
 
-@on_every_width
-def test_results_are_fresh_memory(N: int, device: str) -> None:
+@on_every_shape
+def test_results_are_fresh_memory(N: int, M: int, device: str) -> None:
     """No result shares its storage with an input or another result, not even where N is 1."""
-    x, w, dy = make(2, N, FP32, device=device)
+    x, w, dy = make(M, N, FP32, device=device)
     tensors = [x, w, dy, *run(x, w, dy)]
     assert len({tensor.untyped_storage().data_ptr() for tensor in tensors}) == len(tensors)
 
 
-@on_every_path
-def test_inputs_are_left_as_they_were(N: int, device: str) -> None:
+@on_every_kernel
+def test_inputs_are_left_as_they_were(N: int, M: int, device: str) -> None:
     """Neither pass writes to x, w or dy, or to what lies between their rows, in any layout."""
-    x, w, dy = make(2, N, BF16, device=device)
+    x, w, dy = make(M, N, BF16, device=device)
     for place in LAYOUTS.values():
         inputs = (place(x), LAYOUTS["offset"](w[None])[0], place(dy))
         before = [stored(tensor) for tensor in inputs]
@@ -165,21 +165,23 @@ def test_inputs_are_left_as_they_were(N: int, device: str) -> None:
         assert all(torch.equal(a, b) for a, b in zip(before, after, strict=True))
 
 
-@on_every_path
-def test_expanded_dy_is_left_as_it_was(N: int, device: str) -> None:
+@on_every_kernel
+def test_expanded_dy_is_left_as_it_was(N: int, M: int, device: str) -> None:
     """A dy that is one number in memory is still that number after the backward."""
-    x, w, _ = make(3, N, BF16, device=device)
+    x, w, _ = make(M, N, BF16, device=device)
     one = torch.ones((), dtype=BF16, device=device)
-    run(x, w, one.expand(3, N))
+    run(x, w, one.expand(M, N))
     assert one.item() == 1
 
 
 @pytest.mark.usefixtures("poisoned")
-@on_every_width
+@on_every_shape
 @pytest.mark.parametrize(("needs_dx", "needs_dw"), [(True, True), (True, False), (False, True)])
-def test_every_element_is_written(N: int, needs_dx: bool, needs_dw: bool, device: str) -> None:
+def test_every_element_is_written(
+    N: int, M: int, needs_dx: bool, needs_dw: bool, device: str
+) -> None:
     """In memory that starts out as NaN no NaN is left, whichever gradients are asked for."""
-    x, w, dy = make(3, N, FP16, device=device)
+    x, w, dy = make(M, N, FP16, device=device)
     results = run(x, w, dy, needs_dx=needs_dx, needs_dw=needs_dw)
     assert not any(result.isnan().any() for result in results if result is not None)
 

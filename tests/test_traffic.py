@@ -175,6 +175,45 @@ def test_few_rows_itemised(needs_dx: bool, needs_dw: bool) -> None:
     assert counted.moved_bytes == counted.total_bytes
 
 
+@pytest.mark.parametrize(("needs_dx", "needs_dw"), [(True, True), (True, False), (False, True)])
+@pytest.mark.parametrize("N", [12000, 32768, 32769, 65536])
+def test_wide_rows_itemised(N: int, needs_dx: bool, needs_dw: bool) -> None:
+    """A wide dx asks for x and dy twice: a cache serves the second time, or HBM does."""
+    M, P, dtype, w_dtype = 96, 13, torch.bfloat16, torch.float32
+    data, small, w = M * N * 2, 4 * M, N * 4
+    counted = traffic.backward(M, N, dtype, w_dtype, needs_dx=needs_dx, needs_dw=needs_dw)
+    columns = N > 32768
+    n_blocks = -(-N // 4096) if columns else 1
+    expected = {("x", "read"): data, ("dy", "read"): data, ("rstd", "read"): small}
+    asked = expected | {("rstd", "read"): small * n_blocks}
+    if needs_dx:
+        expected |= {("w", "read"): w, ("dx", "write"): data}
+        asked |= {("x", "read"): 2 * data, ("dy", "read"): 2 * data, ("dx", "write"): data}
+        asked |= {("w", "read"): w * (M + P) if columns else 2 * M * w}
+    if needs_dx and columns:
+        expected |= {("mean", "write"): small, ("mean", "read"): small}
+        asked |= {("mean", "write"): small, ("mean", "read"): small * n_blocks}
+        asked |= {("rstd", "read"): small * (1 + n_blocks)}
+    if needs_dw:
+        expected |= {("dw", "write"): w}
+        asked |= {("dw", "write"): w, ("partial_dw", "write"): P * w, ("partial_dw", "read"): P * w}
+    assert counted.per_tensor() == expected
+    assert counted.requested_bytes(P) == asked
+    assert counted.total_bytes == sum(expected.values())
+    reread = 2 * data if needs_dx and columns else 0
+    assert counted.moved_bytes == counted.total_bytes + reread
+
+
+def test_wide_forward_itemised() -> None:
+    """A wide forward asks for x twice and for w once per row, and moves each of them once."""
+    M, N = 7, 12000
+    counted = traffic.forward(M, N, torch.bfloat16, torch.float32)
+    asked = {("x", "read"): 4 * M * N, ("w", "read"): 4 * M * N}
+    asked |= {("y", "write"): 2 * M * N, ("rstd", "write"): 4 * M}
+    assert counted.requested_bytes(M) == asked
+    assert counted.moved_bytes == counted.total_bytes == 4 * M * N + 4 * N + 4 * M
+
+
 def test_fp16_and_bf16_count_the_same() -> None:
     """The cost depends on the bytes of an element, not on what its bits mean."""
     for count in (traffic.forward, traffic.backward, traffic.eager_forward, traffic.eager_backward):
