@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import torch
 from tqdm import tqdm
 
-from . import oracle, tiling
+from . import interpreter, oracle, tiling
 from .data import hidden_states
 from .op import rmsnorm
 
@@ -86,10 +86,9 @@ def provenance(device: torch.device) -> dict[str, Any]:
     """Return where and on what the kernels ran; call it after the first launch."""
     import triton
 
-    interpreted = bool(triton.knobs.runtime.interpret)
     on_gpu = device.type == "cuda"
     return {
-        "kernels": "interpreted" if interpreted else "compiled",
+        "kernels": "interpreted" if interpreter.interprets() else "compiled",
         "device": torch.cuda.get_device_name(device) if on_gpu else "cpu",
         "sm_count": tiling.sm_count(device) if on_gpu else None,
         "rmsnorm_ref": importlib.metadata.version("rmsnorm_ref"),

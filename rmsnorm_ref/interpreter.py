@@ -34,7 +34,7 @@ def prepare(device: torch.device) -> None:
             stacklevel=7,  # the line that called rmsnorm
         )
     try:
-        import triton
+        import triton  # noqa: F401  # whether it is there
     except ModuleNotFoundError as error:
         if error.name != "triton":
             raise
@@ -42,7 +42,7 @@ def prepare(device: torch.device) -> None:
             "rmsnorm needs Triton, which is not installed on this machine (it exists for Linux): "
             "install triton, or use rmsnorm_ref.oracle.rmsnorm, which needs torch alone"
         ) from None
-    if triton.knobs.runtime.interpret:
+    if interprets():
         _mend()
     elif device.type == "cpu":
         way_out = "move x and w to a GPU, or " if torch.cuda.is_available() else ""
@@ -50,6 +50,14 @@ def prepare(device: torch.device) -> None:
             "x is on the CPU, but Triton was imported to compile for a GPU and can no longer "
             f"switch: {way_out}set TRITON_INTERPRET=1 in the environment before Python starts"
         )
+
+
+def interprets() -> bool:
+    """Tell whether Triton was imported to interpret; its knob says only what the variable says."""
+    import triton
+    import triton.language as tl
+
+    return not isinstance(tl.sum, triton.JITFunction)
 
 
 def _mend() -> None:

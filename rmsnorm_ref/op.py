@@ -102,8 +102,9 @@ class RMSNorm(torch.nn.Module):
         _check_eps(eps)
         self.N = N
         self.eps = eps
-        self.weight = torch.nn.Parameter(torch.empty(N, device=device, dtype=dtype))
-        _check_dtype(self.weight, "dtype")
+        weight = torch.empty(N, device=device, dtype=dtype)
+        _check_dtype(weight, "dtype")
+        self.weight = torch.nn.Parameter(weight)
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
@@ -229,8 +230,7 @@ def _launch_backward(
 # ---- The same two launches as dispatcher operators ---------------------------------------------
 
 # torch.compile, fake tensors and the meta device cannot look into a launcher, and need not: to them
-# a pass is one opaque operator with a known result. Eager calls skip the dispatcher, which costs
-# more host time than the launch.
+# a pass is one opaque operator. Eager calls skip the dispatcher, which costs more than the launch.
 
 
 @torch.library.custom_op("rmsnorm_ref::forward", mutates_args=())

@@ -105,11 +105,13 @@ def backward_path(M: int, N: int, device: torch.device) -> str:
     """Name the backward that serves M rows of N columns.
 
     This is the one choice that follows M. It moves no bit of dx: the few-rows kernel makes it on
-    the tile and with the warps of the one-tile kernel. dw depends on M anyway, as its sum does.
+    the tile and with the warps of the one-tile kernel, and where N is a multiple of 8 both load a
+    row by the same vectors. (At N = 513 in fp32 they do not, and the last bit moved.) dw depends on
+    M anyway, as its sum does.
     """
     if N <= ONE_TILE_MAX:
         most = FEW_ROWS_MAX if device.type == "cuda" else INTERPRETED_FEW_ROWS_MAX
-        return "few_rows_backward" if M <= most else "backward"
+        return "few_rows_backward" if M <= most and N % 8 == 0 else "backward"
     return "wide_backward" if N <= CHUNKED_BACKWARD_MAX else "column_backward"
 
 

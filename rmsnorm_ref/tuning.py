@@ -22,7 +22,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from . import tiling
+from . import interpreter, tiling
 
 
 class Config(NamedTuple):
@@ -247,11 +247,9 @@ def trial_rows(N: int, dtype: torch.dtype) -> int:
 
 
 def _config(path: str, build: Build, x: torch.Tensor, w: torch.Tensor, trial: Trial) -> Config:
-    import triton
-
     key = (path, w.numel(), x.dtype, w.dtype, x.device)
     if key not in _chosen:
-        if mode() == "fixed" or triton.knobs.runtime.interpret:
+        if mode() == "fixed" or interpreter.interprets():
             _chosen[key] = shipped(path, w.numel(), x.dtype, *_limits(x.device))
         else:
             _chosen[key] = _search(path, build, x, w, trial)

@@ -1,4 +1,4 @@
-"""Faults as one-spot changes of our own source, and the means to load a package that has one.
+r"""Faults as one-spot changes of our own source, and the means to load a package that has one.
 
 The faults are listed in `mutants_forward.txt` and `mutants_backward.txt`, one paragraph each:
 
@@ -8,7 +8,7 @@ The faults are listed in `mutants_forward.txt` and `mutants_backward.txt`, one p
 
 WHERE is a module and a function, or a kernel's short name from KERNELS; several share a change. The
 old text occurs exactly once in that function. A line indented further continues the one above, and
-\\n stands for a new line. What rejects a fault is a bound of the oracle (y, dx, dw), or an exact
+\n stands for a new line. What rejects a fault is a bound of the oracle (y, dx, dw), or an exact
 property: `dtypes` of results, `inputs` untouched, nothing written `outside`, the bits of a row
 `alone`.
 """
