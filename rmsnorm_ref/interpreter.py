@@ -26,15 +26,11 @@ def prepare(device: torch.device) -> None:
         RuntimeError: Triton is missing, or was imported compiled and the tensors are on the CPU.
     """
     unset = "triton" not in sys.modules and "TRITON_INTERPRET" not in os.environ
-    if device.type == "cpu" and unset and not torch.cuda.is_available():
+    switch = device.type == "cpu" and unset and not torch.cuda.is_available()
+    if switch:
         os.environ["TRITON_INTERPRET"] = "1"
-        warnings.warn(
-            "no GPU: rmsnorm runs its kernels in Triton's interpreter, correct, slow",
-            RuntimeWarning,
-            stacklevel=7,  # the line that called rmsnorm
-        )
     try:
-        import triton  # noqa: F401  # whether it is there
+        import triton  # noqa: F401  # reads the variable
     except ModuleNotFoundError as error:
         if error.name != "triton":
             raise
@@ -42,6 +38,12 @@ def prepare(device: torch.device) -> None:
             "rmsnorm needs Triton, which is not installed on this machine (it exists for Linux): "
             "install triton, or use rmsnorm_ref.oracle.rmsnorm, which needs torch alone"
         ) from None
+    if switch:
+        warnings.warn(
+            "no GPU: rmsnorm runs its kernels in Triton's interpreter, correct, slow",
+            RuntimeWarning,
+            stacklevel=7,  # the line that called rmsnorm
+        )
     if interprets():
         _mend()
     elif device.type == "cpu":

@@ -1,8 +1,8 @@
-"""What each program holds, and which rows it owns: functions of N and dtype, never of M alone.
+"""Which kernel serves a shape, what each of its programs holds, and which rows it owns.
 
 All of this is pinned (decision D4): correctness needs BLOCK_SIZE >= N, and a row's bits must not
-depend on the rows that happen to sit beside it. Only the number of programs follows M, and it
-touches nothing but dw. What may be searched is in `tuning.py`.
+depend on the rows that happen to sit beside it. Two choices follow M, the few-rows kernel and the
+number of programs, and they touch no bit but dw's. What may be searched is in `tuning.py`.
 """
 
 import functools

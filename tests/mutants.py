@@ -49,7 +49,7 @@ SHAPES = {
     "FORWARD": (3, 17),
     "WIDE_FORWARD": (3, 9000),
     "BACKWARD": (9, 1560),
-    "FEW": (3, 17),
+    "FEW": (7, 40),
     "WIDE_BACKWARD": (5, 17000),
     "ROW_MEAN": (2, 33000),
     "COLUMN": (2, 33000),

@@ -1,14 +1,14 @@
 """The shapes that reach every kernel, inputs for them, and the one comparison most tests make.
 
-Which kernels run depends on N, and up to 8192 columns the backward's on whether rows are few. So a
-property is tested on every kernel by testing it at `shapes(*WIDTHS)`, or, where launches are dear,
-at `shapes(*PATHS)`, with one width for each kernel and kind of tile.
+Which kernels run depends on N, and the backward's on whether rows are few. So a property is tested
+on every kernel by testing it at `shapes(*WIDTHS)`, or, where launches are dear, at
+`shapes(*PATHS)`: one width for each kernel and kind of tile.
 """
 
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import pytest
 import torch
@@ -29,18 +29,28 @@ EPS = 1e-6
 # Several rows per tile up to 1024 (forward) and 4096 (backward), odd widths among them; a tile of
 # one row up to 8192; one backward chunk up to 16384, several up to 32768; columns above.
 WIDTHS = (1, 3, 17, 64, 513, 769, 1560, 2048, 8192, 12000, 20000, 40000)
-PATHS = (17, 8192, 12000, 20000, 40000)
+PATHS = (17, 64, 8192, 12000, 20000, 40000)
 
 FEW = 4
-MANY = next(M for M in range(2, 9999, 2) if tiling.backward_path(M, 1, _DEVICE) == "backward")
+MANY = next(M for M in range(2, 9999, 2) if tiling.backward_path(M, 8, _DEVICE) == "backward")
 WIDE_ROWS = 6  # more than one program owns
 
 
 def shapes(*widths: int) -> list[tuple[int, int]]:
     """List (N, M) so that every kernel of these widths runs; M is even."""
-    rows = {True: (FEW, MANY), False: (WIDE_ROWS,)}
+    found: list[tuple[int, int]] = []
+    for N in widths:
+        rows = (FEW, MANY) if N <= tiling.ONE_TILE_MAX else (WIDE_ROWS,)
+        found += {tiling.backward_path(M, N, _DEVICE): (N, M) for M in rows}.values()
+    return found
+
+
+def each_in_a_dtype(cells: list[tuple[int, int]]) -> list[Any]:
+    """Pair (N, M) with every dtype; interpreted, each with one of them, in turn."""
     return [
-        (N, M) for N in widths for M in rows[tiling.backward_path(FEW, N, _DEVICE)[:3] == "few"]
+        pytest.param(*cell, dtype, marks=[] if index % 3 == turn else pytest.mark.gpu)
+        for index, cell in enumerate(cells)
+        for turn, dtype in enumerate(DTYPES)
     ]
 
 
@@ -48,14 +58,11 @@ on_every_width = pytest.mark.parametrize("N", WIDTHS)
 on_every_path = pytest.mark.parametrize("N", PATHS)
 on_every_shape = pytest.mark.parametrize(("N", "M"), shapes(*WIDTHS))
 on_every_kernel = pytest.mark.parametrize(("N", "M"), shapes(*PATHS))
-# The same in every dtype; interpreted, each shape has one of the dtypes, in turn.
 on_every_shape_and_dtype = pytest.mark.parametrize(
-    ("N", "M", "dtype"),
-    [
-        pytest.param(*shape, dtype, marks=[] if index % 3 == turn else pytest.mark.gpu)
-        for index, shape in enumerate(shapes(*WIDTHS))
-        for turn, dtype in enumerate(DTYPES)
-    ],
+    ("N", "M", "dtype"), each_in_a_dtype(shapes(*WIDTHS))
+)
+on_every_kernel_and_dtype = pytest.mark.parametrize(
+    ("N", "M", "dtype"), each_in_a_dtype(shapes(*PATHS))
 )
 in_every_dtype = pytest.mark.parametrize("dtype", DTYPES, ids=lambda d: str(d).split(".")[1])
 

@@ -31,6 +31,9 @@ from rmsnorm_ref import oracle, tiling
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
+# Broken kernels overflow and divide by zero, and numpy says so where they are interpreted.
+pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")
+
 MUTANTS = FORWARD_MUTANTS + BACKWARD_MUTANTS
 BOUNDS = ("y", "dx", "dw")
 
@@ -66,7 +69,7 @@ class Fences(TorchDispatchMode):
 
     def are_whole(self) -> bool:
         """Tell whether nothing was written outside of what was allocated."""
-        fences = (torch.cat((s[:FENCE], s[len(s) - FENCE :])) for s in self.storages)
+        fences = (fence for s in self.storages for fence in (s[:FENCE], s[len(s) - FENCE :]))
         return all(bool((fence == PAINT).all()) for fence in fences)
 
 
@@ -78,7 +81,6 @@ class Inputs(NamedTuple):
     dy: Tensor
 
 
-@functools.cache
 def inputs(case: Case, dtype: torch.dtype) -> Inputs:
     """Draw the inputs of a case, NaN around and between their rows."""
     x, w, dy = draw(case.M, case.N, dtype, DTYPES.get(case.w, dtype), scale=case.scale)
@@ -164,6 +166,15 @@ def failures(package: Any, case: Case, dtype: torch.dtype) -> dict[str, float]:
     return found | {name: math.inf for name, holds in exact.items() if not holds}
 
 
+@pytest.fixture(scope="module", autouse=True)
+def _one_thread() -> Iterator[None]:
+    """Keep torch to one thread: for small tensors, waiting for a second one costs more."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
 @pytest.fixture(scope="module")
 def clone(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[Mutant | None], Any]]:
     """Load copies of the package, each with at most one mutant in it; each of them once."""
@@ -226,7 +237,7 @@ def test_mutant_is_rejected(clone: Any, healthy: Any, mutant: Mutant, dtype: tor
 
 # What hides a fault, so that no test relies on such an input: (fault, place, input, dtypes).
 BLIND: list[tuple[str, str, dict[str, Any], str]] = [
-    ("eps outside the root", "FORWARD", {"scale": 1.0}, "FP16 BF16 FP32"),
+    ("eps outside the root", "FORWARD", {"scale": 1.0}, "FP16 BF16"),
     ("no eps", "FORWARD", {"scale": 1.0}, "FP16 BF16 FP32"),
     ("mean over the padded width", "FORWARD", {"N": 64}, "FP16 BF16 FP32"),
     ("mean in dx over the padded width", "BACKWARD", {"N": 2048}, "FP16 BF16 FP32"),
@@ -234,7 +245,6 @@ BLIND: list[tuple[str, str, dict[str, Any], str]] = [
     ("store without a row mask", "FORWARD", {"M": 64}, "FP16 BF16 FP32"),
     ("last tile of rows lost", "forward._build", {"M": 64}, "FP16 BF16 FP32"),
     ("squares in fp16", "FORWARD", {"scale": 1.0}, "BF16"),
-    ("squares summed in bf16", "FORWARD", {"N": 2048, "equal": False}, "FP16"),
     ("weight ignored", "FORWARD", {"unit_w": True}, "FP16 BF16 FP32"),
     ("x_hat rounded before the weight", "FORWARD", {"unit_w": True}, "FP16 BF16"),
     ("weight rounded to the dtype of x", "FORWARD", {"w": ""}, "FP16 BF16"),
