@@ -23,6 +23,9 @@ if TYPE_CHECKING:
 # would outlast the tests. test_gpu.py searches on purpose, and a variable set outside wins.
 if DEVICE == "cuda":
     os.environ.setdefault("RMSNORM_REF_TUNING", "fixed")
+else:
+    # Interpreted tensors are small: torch's own threads would only wait for each other.
+    torch.set_num_threads(1)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -1,6 +1,7 @@
 r"""Faults as one-spot changes of our own source, and the means to load a package that has one.
 
-The faults are listed in `mutants_forward.txt` and `mutants_backward.txt`, one paragraph each:
+The faults are listed, one paragraph each, in `mutants_forward.txt`, `mutants_backward.txt` (its
+formulas, roundings, rows) and `mutants_memory.txt` (the backward's masks, strides, contract):
 
     name | what rejects it | what it is run on, if not on the kernel's shape in SHAPES
         why this happens in public code
@@ -24,10 +25,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
-from paths import DEVICE
 
 import rmsnorm_ref
-from rmsnorm_ref import tiling
 
 if TYPE_CHECKING:
     from types import ModuleType
@@ -44,24 +43,22 @@ KERNELS = {
     "REDUCE": "backward.reduce_dw_kernel",
 }
 # The smallest input (M, N) that reaches a function and can show a fault in it: more than one row,
-# masked lanes, and, where a kernel has them, a ragged tile, several chunks, several programs.
+# masked lanes, and, where a kernel has them, a ragged tile, several chunks, several programs. An
+# odd width keeps few rows out of the kernel that is made for them.
 SHAPES = {
     "FORWARD": (3, 17),
     "WIDE_FORWARD": (3, 9000),
-    "BACKWARD": (9, 1560),
+    "BACKWARD": (9, 1561),
     "FEW": (7, 40),
     "WIDE_BACKWARD": (5, 17000),
     "ROW_MEAN": (2, 33000),
     "COLUMN": (2, 33000),
-    "REDUCE": (9, 1560),
+    "REDUCE": (9, 513),
     "forward._build": (65, 17),
     "wide.build_forward": (3, 9000),
     "wide.build_backward": (4, 17000),
     "wide.build_column_backward": (4, 33000),
 }
-# Rows that a GPU needs on top to leave the kernel for few of them.
-MORE = tiling.FEW_ROWS_MAX - tiling.INTERPRETED_FEW_ROWS_MAX if DEVICE == "cuda" else 0
-
 # Read once, so that all clones of a run are of one state.
 SOURCE = {p.stem: p.read_text() for p in Path(rmsnorm_ref.__file__).parent.glob("*.py")}
 
@@ -121,9 +118,8 @@ def make(
 ) -> Mutant:
     """Give the mutant of one spot, on the case that its options name."""
     M, N = SHAPES.get(where, (0, 0))
-    M = int(options.get("M", M)) + (MORE if where in {"BACKWARD", "REDUCE"} else 0)
     case = Case(
-        M,
+        int(options.get("M", M)),
         int(options.get("N", N)),
         float(options.get("scale", 1.0)),
         options.get("layout", "packed"),
@@ -195,4 +191,5 @@ def forget(package: Any) -> None:
         del sys.modules[name]
 
 
-FORWARD_MUTANTS, BACKWARD_MUTANTS = read("mutants_forward.txt"), read("mutants_backward.txt")
+FORWARD_MUTANTS = read("mutants_forward.txt")
+BACKWARD_MUTANTS = read("mutants_backward.txt") + read("mutants_memory.txt")

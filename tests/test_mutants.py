@@ -37,7 +37,9 @@ pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")
 MUTANTS = FORWARD_MUTANTS + BACKWARD_MUTANTS
 BOUNDS = ("y", "dx", "dw")
 
-FENCE = 65536  # elements on either side of a tensor: no tile and no 16-bit offset reaches further
+# Elements on either side of a tensor. No tile, 16-bit offset or step of the reduction reaches
+# further, so a mutant touches no memory but what it was given.
+FENCE = 65536
 PAINT = -77.0  # what outputs are fenced with, a value that no result takes
 ALLOCATIONS = {torch.ops.aten.empty, torch.ops.aten.empty_like, torch.ops.aten.new_empty}
 
@@ -123,7 +125,7 @@ def expected(case: Case, dtype: torch.dtype) -> dict[str, tuple[Tensor, Tensor]]
     return known
 
 
-def run(package: Any, given: Inputs, needs: str) -> tuple[dict[str, Tensor | None], Fences]:
+def run(package: Any, given: Inputs, needs: str) -> tuple[dict[str, Any], Fences]:
     """Run the passes of a clone; return y and each gradient asked for, and the fences around."""
     x = given.x.detach().requires_grad_("x" in needs)
     w = given.w.detach().requires_grad_("w" in needs)
@@ -139,7 +141,7 @@ def rows_alone(package: Any, given: Inputs, needs: str) -> dict[str, Tensor]:
     """Run every row by itself, and put y and dx together again."""
     rows = zip(given.x.split(1), given.dy.split(1), strict=True)
     runs = [run(package, Inputs(x, given.w, dy), needs.replace("w", ""))[0] for x, dy in rows]
-    return {name: torch.cat([one[name] for one in runs]) for name in runs[0]}  # type: ignore[misc]
+    return {name: torch.cat([one[name] for one in runs]) for name in runs[0]}
 
 
 def failures(package: Any, case: Case, dtype: torch.dtype) -> dict[str, float]:
@@ -240,7 +242,7 @@ BLIND: list[tuple[str, str, dict[str, Any], str]] = [
     ("eps outside the root", "FORWARD", {"scale": 1.0}, "FP16 BF16"),
     ("no eps", "FORWARD", {"scale": 1.0}, "FP16 BF16 FP32"),
     ("mean over the padded width", "FORWARD", {"N": 64}, "FP16 BF16 FP32"),
-    ("mean in dx over the padded width", "BACKWARD", {"N": 2048}, "FP16 BF16 FP32"),
+    ("mean in dx over the padded width", "FEW", {"N": 64}, "FP16 BF16 FP32"),
     ("no column mask", "FORWARD", {"N": 64}, "FP16 BF16 FP32"),
     ("store without a row mask", "FORWARD", {"M": 64}, "FP16 BF16 FP32"),
     ("last tile of rows lost", "forward._build", {"M": 64}, "FP16 BF16 FP32"),
