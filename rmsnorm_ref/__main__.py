@@ -30,7 +30,7 @@ def main(arguments: list[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     try:
         return check.run(full=options.full, as_json=options.json)
-    except RuntimeError as error:
+    except (RuntimeError, ValueError) as error:
         print(f"rmsnorm_ref: {error}", file=sys.stderr)
         return 2
 

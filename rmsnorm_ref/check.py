@@ -5,8 +5,8 @@ element, with the float64 truth; a cell passes if every error is within the boun
 argues.
 """
 
-import importlib.metadata
 import json
+import math
 import sys
 from collections.abc import Iterator
 from typing import Any, NamedTuple
@@ -86,12 +86,14 @@ def provenance(device: torch.device) -> dict[str, Any]:
     """Return where and on what the kernels ran; call it after the first launch."""
     import triton
 
+    from . import __version__
+
     on_gpu = device.type == "cuda"
     return {
         "kernels": "interpreted" if interpreter.interprets() else "compiled",
         "device": torch.cuda.get_device_name(device) if on_gpu else "cpu",
         "sm_count": tiling.sm_count(device) if on_gpu else None,
-        "rmsnorm_ref": importlib.metadata.version("rmsnorm_ref"),
+        "rmsnorm_ref": __version__,
         "torch": torch.__version__,
         "triton": triton.__version__,
         "python": sys.version.split()[0],
@@ -129,18 +131,25 @@ def _rows(todo: list[Cell], device: torch.device) -> Iterator[dict[str, Any]]:
                 tiling.forward_path(cell.N),
                 tiling.backward_path(cell.M, cell.N, device),
             ],
-            "max_ulp": {name: verdict.errors.max_ulp for name, verdict in found.items()},
-            "error_over_bound": {name: verdict.worst_ratio for name, verdict in found.items()},
+            "max_ulp": {name: _json(verdict.errors.max_ulp) for name, verdict in found.items()},
+            "error_over_bound": {
+                name: _json(verdict.worst_ratio) for name, verdict in found.items()
+            },
             "ok": all(verdict.ok for verdict in found.values()),
         }
+
+
+def _json(value: float) -> float | str:
+    """Return what JSON can hold: it has no infinity and no NaN."""
+    return value if math.isfinite(value) else str(value)
 
 
 def _table(report: dict[str, Any]) -> str:
     titles = ("cell", "max ulp  y", "dx", "dw", "error / bound  y", "dx", "dw", "verdict")
     table = [titles]
     for row in report["cells"]:
-        ulps = [f"{value:.3g}" for value in row["max_ulp"].values()]
-        ratios = [f"{value:.3f}" for value in row["error_over_bound"].values()]
+        ulps = [f"{float(value):.3g}" for value in row["max_ulp"].values()]
+        ratios = [f"{float(value):.3f}" for value in row["error_over_bound"].values()]
         verdict = "within" if row["ok"] else "OUTSIDE"
         table.append((row["cell"], *ulps, *ratios, verdict))
     widths = [max(len(line[i]) for line in table) for i in range(len(titles))]

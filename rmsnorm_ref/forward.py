@@ -49,7 +49,7 @@ def rmsnorm_forward_kernel(
     # ---- Reduce
     # One number per row, [ROWS, 1]: the kept axis is what makes it broadcast along its own row.
     # Divided by N and not by BLOCK_SIZE: masked lanes are no elements.
-    # eps inside the root: a row of zeros gives 1 / sqrt(eps) and never a division by zero.
+    # eps inside the root: a row of zeros gives 1 / sqrt(eps), no division by zero unless eps is 0.
     rstd = tl.rsqrt(tl.sum(x * x, axis=1, keep_dims=True) / N + eps)
 
     # ---- Write

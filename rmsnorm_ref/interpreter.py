@@ -1,8 +1,9 @@
 """No GPU: run the same kernel source through Triton's interpreter.
 
 Triton decides once, when it is first imported, whether `@triton.jit` compiles or interprets. So
-the kernels are imported at the first call, and on a machine without a GPU the switch is set just
-before.
+the kernels are imported at the first call, and on a machine without a GPU the switch is set before.
+A CPU build of torch can have no GPU: there it is set as soon as this package is imported, because
+torch imports Triton by itself (an optimizer is enough). Otherwise it is set at the first call.
 
 Two faults of the interpreter are mended while it is switched on. It truncates fp32 to bf16 where
 every GPU rounds to nearest even; and in Triton 3.6 with numpy 2.4 or newer it cannot run a loop
@@ -19,16 +20,24 @@ import numpy.typing as npt
 import torch
 
 
+def _switch() -> bool:
+    """Set the switch, if nobody has and Triton has not read it yet; tell whether it was set."""
+    free = "triton" not in sys.modules and "TRITON_INTERPRET" not in os.environ
+    if free:
+        os.environ["TRITON_INTERPRET"] = "1"
+    return free
+
+
+_switched = torch.version.cuda is None and torch.version.hip is None and _switch()
+
+
 def prepare(device: torch.device) -> None:
     """Make sure that kernels can run on tensors of `device`, before Triton is imported.
 
     Raises:
         RuntimeError: Triton is missing, or was imported compiled and the tensors are on the CPU.
     """
-    unset = "triton" not in sys.modules and "TRITON_INTERPRET" not in os.environ
-    switch = device.type == "cpu" and unset and not torch.cuda.is_available()
-    if switch:
-        os.environ["TRITON_INTERPRET"] = "1"
+    switched = _switched or (device.type == "cpu" and not torch.cuda.is_available() and _switch())
     try:
         import triton  # noqa: F401  # reads the variable
     except ModuleNotFoundError as error:
@@ -38,11 +47,11 @@ def prepare(device: torch.device) -> None:
             "rmsnorm needs Triton, which is not installed on this machine (it exists for Linux): "
             "install triton, or use rmsnorm_ref.oracle.rmsnorm, which needs torch alone"
         ) from None
-    if switch:
+    if switched:
         warnings.warn(
             "no GPU: rmsnorm runs its kernels in Triton's interpreter, correct, slow",
             RuntimeWarning,
-            stacklevel=7,  # the line that called rmsnorm
+            stacklevel=_callers_level(),
         )
     if interprets():
         _mend()
@@ -52,6 +61,14 @@ def prepare(device: torch.device) -> None:
             "x is on the CPU, but Triton was imported to compile for a GPU and can no longer "
             f"switch: {way_out}set TRITON_INTERPRET=1 in the environment before Python starts"
         )
+
+
+def _callers_level() -> int:
+    """Return the stack level, seen from `prepare`, of the line that called rmsnorm or a module."""
+    level, frame = 1, sys._getframe(1)
+    while frame.f_back and frame.f_globals.get("__name__", "").startswith(("rmsnorm_ref", "torch")):
+        level, frame = level + 1, frame.f_back
+    return level
 
 
 def interprets() -> bool:

@@ -13,13 +13,13 @@ from torch import Tensor
 def rows(tensor: Tensor, row_align: int) -> tuple[Tensor, int]:
     """Return the tensor and its row stride, or a packed copy where it has no usable one.
 
-    The kernels ask for rows that are evenly spaced, have unit column stride, start on 16 bytes and
-    lie a multiple of `row_align` elements apart. A layout that meets this is read in place. Any
-    other is copied, so that all layouts run the very same instructions and give the same bits.
+    The kernels ask for rows that are evenly spaced, a multiple of `row_align` elements apart, with
+    unit column stride, the first on 16 bytes. A layout that meets this is read in place. Any other
+    is copied, so that all layouts run the very same instructions and give the same bits.
     """
     stride = row_stride(tensor)
-    if stride is None or stride % row_align or tensor.data_ptr() % 16:
-        tensor = tensor.clone(memory_format=torch.contiguous_format)
+    if stride is None or stride % row_align or tensor.data_ptr() % 16 or tensor.is_neg():
+        tensor = tensor.resolve_neg().clone(memory_format=torch.contiguous_format)
         stride = tensor.shape[-1]
     return tensor, stride
 

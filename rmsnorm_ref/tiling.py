@@ -86,7 +86,7 @@ def reduce_cols(device: torch.device) -> int:
     """Return how many columns of the partial buffer one program adds up.
 
     16 on a GPU, so that N / 16 programs share a short job. The interpreter pays per program and not
-    per element, so there it is 4096. Either way a column is added up in the same order.
+    per element, so there it is 4096.
     """
     return 16 if device.type == "cuda" else 4096
 
@@ -104,7 +104,7 @@ def dw_cols(device: torch.device) -> int:
 def backward_path(M: int, N: int, device: torch.device) -> str:
     """Name the backward that serves M rows of N columns.
 
-    This is the one choice that follows M. It moves no bit of dx: the few-rows kernel makes it on
+    The choice follows M, and moves no bit of dx: the few-rows kernel makes it on
     the tile and with the warps of the one-tile kernel, and where N is a multiple of 8 both load a
     row by the same vectors. (At N = 513 in fp32 they do not, and the last bit moved.) dw depends on
     M anyway, as its sum does.

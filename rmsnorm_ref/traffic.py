@@ -141,9 +141,9 @@ def backward(
 
     Raises: as `forward`, and a ValueError where neither gradient is wanted.
 
-    >>> both = backward(512, 4096, torch.float16)
+    >>> both = backward(4096, 4096, torch.float16)
     >>> both.obligatory_bytes, both.scratch_bytes(132)
-    (12582912, 4325376)
+    (100663296, 4325376)
     """
     if not (needs_dx or needs_dw):
         raise ValueError("needs_dx and needs_dw are both False: ask for at least one gradient")
@@ -230,7 +230,8 @@ def effective_bandwidth(n_bytes: int, seconds: float) -> float:
 def scratch_share(M: int, N: int, x_dtype: Dtype, n_programs: int) -> float:
     """Divide the partial dw buffer by the backward's obligatory bytes: 8*P / (3*M*e), any N.
 
-    While this is a few per cent the headline may leave the buffer out; with few rows it may not.
+    While this is a few per cent the headline may leave the buffer out. With few rows it would not
+    be, which is one reason why they have a kernel without it.
 
     >>> round(scratch_share(512, 4096, torch.bfloat16, 132), 2)
     0.34

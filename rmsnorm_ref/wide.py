@@ -99,7 +99,8 @@ def wide_backward_kernel(
             mean = tl.sum(dot, axis=0) / N
 
         # ---- Load again and write
-        # 2 * M * N * e bytes from cache, for the last time; w likewise.
+        # 2 * M * N * e bytes, for the last time; from cache, unless dw alone is asked for and this
+        # read is the first. N * e_w bytes of w per row, from cache.
         # M * N * e bytes of dx and the one rounding.
         new_dw = ()
         for chunk in tl.static_range(N_CHUNKS):
@@ -182,7 +183,7 @@ def column_backward_kernel(
     for row in tl.range(first_row, last_row, num_stages=NUM_STAGES):
         # ---- Load
         # 2 * M * N * e bytes, from HBM for the second time in this backward: what wide rows cost.
-        # Masked lanes hold 0 and add 0 to dw.
+        # 4 * M bytes of rstd, as many of mean, per block of columns. Masked lanes add 0 to dw.
         x_row_start = row * (x_row_stride // ROW_ALIGN * ROW_ALIGN)
         dy_row_start = row * (dy_row_stride // ROW_ALIGN * ROW_ALIGN)
         x = tl.load(x_ptr + x_row_start + cols, mask=mask, other=0.0).to(tl.float32)

@@ -10,11 +10,12 @@ import os
 import subprocess
 import sys
 import textwrap
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
 import torch
-from paths import assert_same_bits, on_every_path, run
+from paths import assert_same_bits, make, on_every_path, run
 
 from rmsnorm_ref.interpreter import round_to_bf16
 
@@ -67,6 +68,30 @@ def test_the_first_call_switches_and_says_so_once() -> None:
         assert os.environ["TRITON_INTERPRET"] == "1"
         oracle.assert_within(y, oracle.truth(x, w).detach(), oracle.bound_y(x, w).detach(), "y")
         """)
+
+
+@pytest.mark.skipif(torch.version.cuda is not None, reason="a CUDA build of torch may see a GPU")
+@pytest.mark.parametrize(
+    "first",
+    [
+        "torch.optim.AdamW([torch.ones(1, requires_grad=True)])",
+        "torch.compile(rmsnorm, backend='aot_eager')(torch.ones(2, 8), torch.ones(8))",
+        "import triton",
+    ],
+)
+def test_torchs_own_import_of_triton_does_no_harm(first: str) -> None:
+    """With a CPU build of torch the op works after whatever makes torch import Triton."""
+    python(f"import torch\nfrom rmsnorm_ref import rmsnorm\n{first}\n{CALL}")
+
+
+def test_threads_take_turns_in_the_interpreter(device: str) -> None:
+    """Both passes from four threads at once give every thread the bits it gets alone."""
+    inputs = [make(6, 1496, torch.float32, device=device, seed=seed) for seed in range(4)]
+    alone = [run(*each) for each in inputs]
+    with ThreadPoolExecutor(4) as threads:
+        together = list(threads.map(lambda each: run(*each), inputs * 3))
+    for found, expected in zip(together, alone * 3, strict=True):
+        assert_same_bits(found, expected)
 
 
 def test_triton_imported_compiled_is_an_error_that_names_the_variable() -> None:

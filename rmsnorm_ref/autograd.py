@@ -1,0 +1,192 @@
+"""Between the op and the kernels: autograd, the dispatcher, the tensors' device and layout.
+
+An eager call on plain tensors goes through `torch.autograd.Function` straight to the launchers.
+Whatever must not look into a launcher, or cannot (torch.compile, fake and meta tensors, subclasses,
+dispatch modes), sees each pass as one opaque operator. Second derivatives are refused on both ways.
+"""
+
+import contextlib
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from . import interpreter, layout, tiling
+
+# ---- Launching --------------------------------------------------------------------------------
+
+_launchers: dict[str, tuple[Any, Any]] = {}
+
+
+def _load(device: torch.device) -> tuple[Any, Any]:
+    """Import the kernels at the first call on a type of device; remember their two launchers."""
+    interpreter.prepare(device)
+    from . import backward, forward
+
+    launchers = forward.launch_forward, backward.launch_backward
+    return _launchers.setdefault(device.type, launchers)
+
+
+def _on(device: torch.device) -> contextlib.AbstractContextManager[Any]:
+    """Make the tensors' GPU current where it is not: Triton launches on the current one."""
+    if device.type != "cuda" or device.index == torch.cuda.current_device():
+        return _HERE
+    return torch.cuda.device(device)
+
+
+_HERE = contextlib.nullcontext()
+
+
+def launch_forward(x: Tensor, w: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+    """Return (y, rstd); x is [..., N] in any layout."""
+    launch, _ = _launchers.get(x.device.type) or _load(x.device)
+    x, x_row_stride = layout.rows(x, tiling.row_align(x.shape[-1], x.dtype))
+    w, _ = layout.rows(w, 1)
+    with _on(x.device):
+        result: tuple[Tensor, Tensor] = launch(x, x_row_stride, w, eps)
+    return result
+
+
+def launch_backward(
+    dy: Tensor, x: Tensor, w: Tensor, rstd: Tensor, *, needs_dx: bool, needs_dw: bool
+) -> tuple[Tensor | None, Tensor | None]:
+    """Return (dx, dw), None for one that is not needed; dy and x are [..., N] in any layout."""
+    if dy.dtype != x.dtype or rstd.dtype != torch.float32:
+        raise RuntimeError(
+            f"the backward got dy in {dy.dtype}, x in {x.dtype} and rstd in {rstd.dtype}; dy must "
+            "have x's dtype and rstd float32: does a saved-tensor hook return another dtype?"
+        )
+    _, launch = _launchers.get(x.device.type) or _load(x.device)
+    row_align = tiling.row_align(x.shape[-1], x.dtype)
+    dy, dy_row_stride = layout.rows(dy, row_align)
+    x, x_row_stride = layout.rows(x, row_align)
+    w, _ = layout.rows(w, 1)
+    rstd, _ = layout.rows(rstd, 1)  # a saved-tensor hook may hand it back anywhere
+    with _on(x.device):
+        result: tuple[Tensor | None, Tensor | None] = launch(
+            dy, dy_row_stride, x, x_row_stride, w, rstd, needs_dx=needs_dx, needs_dw=needs_dw
+        )
+    return result
+
+
+# ---- The same two launches as dispatcher operators ---------------------------------------------
+
+# torch.compile, fake tensors and the meta device cannot look into a launcher, and need not: to them
+# a pass is one opaque operator. Eager calls skip the dispatcher, which costs more than the launch.
+
+
+@torch.library.custom_op("rmsnorm_ref::forward", mutates_args=())
+def forward_op(x: Tensor, w: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+    """Return y [..., N] in the dtype of x, and rstd [M] in fp32."""
+    return launch_forward(x, w, eps)
+
+
+@forward_op.register_fake
+def _(x: Tensor, w: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+    del w, eps
+    rstd = x.new_empty(x.numel() // x.shape[-1], dtype=torch.float32)
+    return torch.empty_like(x, memory_format=torch.contiguous_format), rstd
+
+
+@torch.library.custom_op("rmsnorm_ref::backward", mutates_args=())
+def backward_op(
+    dy: Tensor, x: Tensor, w: Tensor, rstd: Tensor, needs_dx: bool, needs_dw: bool
+) -> tuple[Tensor, Tensor]:
+    """Return dx and dw; one that is not needed is empty, because an operator cannot return None."""
+    dx, dw = launch_backward(dy, x, w, rstd, needs_dx=needs_dx, needs_dw=needs_dw)
+    return x.new_empty(0) if dx is None else dx, w.new_empty(0) if dw is None else dw
+
+
+@backward_op.register_fake
+def _(
+    dy: Tensor, x: Tensor, w: Tensor, rstd: Tensor, needs_dx: bool, needs_dw: bool
+) -> tuple[Tensor, Tensor]:
+    del dy, rstd
+    dx = torch.empty_like(x, memory_format=torch.contiguous_format) if needs_dx else x.new_empty(0)
+    dw = torch.empty_like(w, memory_format=torch.contiguous_format) if needs_dw else w.new_empty(0)
+    return dx, dw
+
+
+# ---- Autograd ---------------------------------------------------------------------------------
+
+
+def apply(x: Tensor, w: Tensor, eps: float) -> Tensor:
+    """Return y, recorded for autograd; the arguments have been checked."""
+    _refuse_transforms(x)
+    y: Tensor
+    if _through_dispatcher(x, w):
+        y, _ = forward_op(x, w, eps)
+    else:
+        y = _RMSNorm.apply(x, w, eps)  # type: ignore[no-untyped-call]  # torch leaves it untyped
+    return y
+
+
+def _through_dispatcher(*tensors: Tensor) -> bool:
+    """Tell whether somebody else must see the call: a compiler, a mode, a subclass, a stand-in."""
+    return (
+        torch.compiler.is_compiling()
+        or torch._C._len_torch_dispatch_stack() > 0
+        or any(type(t) not in (Tensor, torch.nn.Parameter) or t.is_meta for t in tensors)
+    )
+
+
+def _refuse_transforms(tensor: Tensor) -> None:
+    active = torch._C._are_functorch_transforms_active()
+    if active or torch._C._functorch.is_legacy_batchedtensor(tensor):
+        raise NotImplementedError(
+            "rmsnorm does not run under torch.func transforms (grad, vmap, jvp) or batched "
+            "gradients: they ask for second derivatives or batched kernels, and it has neither. "
+            "Use torch.autograd.grad, or rmsnorm_ref.oracle.rmsnorm inside the transform"
+        )
+
+
+def _refuse_second_derivative() -> None:
+    # Under create_graph the gradients would be recorded as constants, and a penalty on a gradient
+    # would vanish without a word. So the request itself is refused.
+    if torch.is_grad_enabled():
+        raise RuntimeError(
+            "rmsnorm has no second derivative, and create_graph=True asks for one: leave it out, "
+            "or use rmsnorm_ref.oracle.rmsnorm where a gradient is itself differentiated"
+        )
+
+
+class _RMSNorm(torch.autograd.Function):
+    """Saves x as it came, not a packed copy, so that a later change in place is caught."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, w: Tensor, eps: float) -> Tensor:
+        y, rstd = launch_forward(x, w, eps)
+        ctx.save_for_backward(x, w, rstd)
+        return y
+
+    @staticmethod
+    def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, Tensor | None, None]:
+        _refuse_transforms(dy)
+        _refuse_second_derivative()
+        x, w, rstd = ctx.saved_tensors
+        needs_dx, needs_dw, _ = ctx.needs_input_grad
+        if _through_dispatcher(dy, x, w):
+            dx, dw = backward_op(dy, x, w, rstd, needs_dx, needs_dw)
+            return dx if needs_dx else None, dw if needs_dw else None, None
+        dx, dw = launch_backward(dy, x, w, rstd, needs_dx=needs_dx, needs_dw=needs_dw)
+        return dx, dw, None
+
+
+def _save_for_operator(ctx: Any, inputs: tuple[Tensor, Tensor, float], output: Any) -> None:
+    x, w, _ = inputs
+    _, rstd = output
+    ctx.mark_non_differentiable(rstd)
+    ctx.save_for_backward(x, w, rstd)
+
+
+def _backward_of_operator(
+    ctx: Any, dy: Tensor, _: Any
+) -> tuple[Tensor | None, Tensor | None, None]:
+    _refuse_second_derivative()
+    x, w, rstd = ctx.saved_tensors
+    needs_dx, needs_dw, _ = ctx.needs_input_grad
+    dx, dw = backward_op(dy, x, w, rstd, needs_dx, needs_dw)
+    return dx if needs_dx else None, dw if needs_dw else None, None
+
+
+forward_op.register_autograd(_backward_of_operator, setup_context=_save_for_operator)
