@@ -112,7 +112,7 @@ def _(
 
 def apply(x: Tensor, w: Tensor, eps: float) -> Tensor:
     """Return y, recorded for autograd; the arguments have been checked."""
-    _refuse_transforms(x)
+    _refuse_transforms()
     y: Tensor
     if _through_dispatcher(x, w):
         y, _ = forward_op(x, w, eps)
@@ -130,9 +130,8 @@ def _through_dispatcher(*tensors: Tensor) -> bool:
     )
 
 
-def _refuse_transforms(tensor: Tensor) -> None:
-    active = torch._C._are_functorch_transforms_active()
-    if active or torch._C._functorch.is_legacy_batchedtensor(tensor):
+def _refuse_transforms(*, batched: bool = False) -> None:
+    if batched or torch._C._are_functorch_transforms_active():
         raise NotImplementedError(
             "rmsnorm does not run under torch.func transforms (grad, vmap, jvp) or batched "
             "gradients: they ask for second derivatives or batched kernels, and it has neither. "
@@ -161,7 +160,7 @@ class _RMSNorm(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, Tensor | None, None]:
-        _refuse_transforms(dy)
+        _refuse_transforms(batched=torch._C._functorch.is_legacy_batchedtensor(dy))
         _refuse_second_derivative()
         x, w, rstd = ctx.saved_tensors
         needs_dx, needs_dw, _ = ctx.needs_input_grad
