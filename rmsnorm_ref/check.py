@@ -55,7 +55,7 @@ def cells(*, full: bool, interpreted: bool) -> list[Cell]:
     for layer in REAL_LAYERS:
         M, N = hidden_states()[f"{layer}_x"].shape
         found += [Cell(M, N, dtype, layer) for dtype in (FP16, BF16, FP32)]
-    return found
+    return list(dict.fromkeys(found))
 
 
 def verdicts(cell: Cell, device: torch.device) -> dict[str, oracle.Verdict]:
