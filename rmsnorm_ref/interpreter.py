@@ -1,9 +1,9 @@
 """No GPU: run the same kernel source through Triton's interpreter.
 
 Triton decides once, when it is first imported, whether `@triton.jit` compiles or interprets. So
-the kernels are imported at the first call, and on a machine without a GPU the switch is set before.
-A CPU build of torch can have no GPU: there it is set as soon as this package is imported, because
-torch imports Triton by itself (an optimizer is enough). Otherwise it is set at the first call.
+the kernels are imported at the first call, and on a machine without a GPU the switch is set just
+before, or when an `RMSNorm` is made there: torch imports Triton by itself, and an optimizer, which
+comes between the module and its first call, is enough to make it.
 
 Two faults of the interpreter are mended while it is switched on. It truncates fp32 to bf16 where
 every GPU rounds to nearest even; and in Triton 3.6 with numpy 2.4 or newer it cannot run a loop
@@ -19,16 +19,16 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+_switched = False
 
-def _switch() -> bool:
-    """Set the switch, if nobody has and Triton has not read it yet; tell whether it was set."""
-    free = "triton" not in sys.modules and "TRITON_INTERPRET" not in os.environ
-    if free:
+
+def expect(device: torch.device) -> None:
+    """Set the switch for tensors of `device`, if it is needed and Triton has not read it yet."""
+    global _switched
+    undecided = "triton" not in sys.modules and "TRITON_INTERPRET" not in os.environ
+    if device.type == "cpu" and undecided and not torch.cuda.is_available():
         os.environ["TRITON_INTERPRET"] = "1"
-    return free
-
-
-_switched = torch.version.cuda is None and torch.version.hip is None and _switch()
+        _switched = True
 
 
 def prepare(device: torch.device) -> None:
@@ -37,7 +37,7 @@ def prepare(device: torch.device) -> None:
     Raises:
         RuntimeError: Triton is missing, or was imported compiled and the tensors are on the CPU.
     """
-    switched = _switched or (device.type == "cpu" and not torch.cuda.is_available() and _switch())
+    expect(device)
     try:
         import triton  # noqa: F401  # reads the variable
     except ModuleNotFoundError as error:
@@ -47,7 +47,7 @@ def prepare(device: torch.device) -> None:
             "rmsnorm needs Triton, which is not installed on this machine (it exists for Linux): "
             "install triton, or use rmsnorm_ref.oracle.rmsnorm, which needs torch alone"
         ) from None
-    if switched:
+    if _switched:
         warnings.warn(
             "no GPU: rmsnorm runs its kernels in Triton's interpreter, correct, slow",
             RuntimeWarning,
@@ -58,8 +58,9 @@ def prepare(device: torch.device) -> None:
     elif device.type == "cpu":
         way_out = "move x and w to a GPU, or " if torch.cuda.is_available() else ""
         raise RuntimeError(
-            "x is on the CPU, but Triton was imported to compile for a GPU and can no longer "
-            f"switch: {way_out}set TRITON_INTERPRET=1 in the environment before Python starts"
+            "x is on the CPU, but Triton was imported before (torch.compile or an optimizer is "
+            "enough), to compile for a GPU, and can no longer switch: "
+            f"{way_out}set TRITON_INTERPRET=1 in the environment before Python starts"
         )
 
 

@@ -8,7 +8,7 @@ import numbers
 import torch
 from torch import Tensor
 
-from . import autograd, tiling
+from . import autograd, interpreter, tiling
 
 DTYPES = (torch.float16, torch.bfloat16, torch.float32)
 FP32 = torch.finfo(torch.float32)
@@ -100,6 +100,7 @@ class RMSNorm(torch.nn.Module):
         _check_dtype(weight, "dtype")
         self.weight = torch.nn.Parameter(weight)
         self.reset_parameters()
+        interpreter.expect(weight.device)
 
     def reset_parameters(self) -> None:
         """Set the weight to ones."""

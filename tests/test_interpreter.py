@@ -70,18 +70,10 @@ def test_the_first_call_switches_and_says_so_once() -> None:
         """)
 
 
-@pytest.mark.skipif(torch.version.cuda is not None, reason="a CUDA build of torch may see a GPU")
-@pytest.mark.parametrize(
-    "first",
-    [
-        "torch.optim.AdamW([torch.ones(1, requires_grad=True)])",
-        "torch.compile(rmsnorm, backend='aot_eager')(torch.ones(2, 8), torch.ones(8))",
-        "import triton",
-    ],
-)
-def test_torchs_own_import_of_triton_does_no_harm(first: str) -> None:
-    """With a CPU build of torch the op works after whatever makes torch import Triton."""
-    python(f"import torch\nfrom rmsnorm_ref import rmsnorm\n{first}\n{CALL}")
+@pytest.mark.parametrize("between", ["torch.optim.AdamW(m.parameters())", "import triton"])
+def test_an_import_of_triton_after_the_module_does_no_harm(between: str) -> None:
+    """A module made on the CPU works although an optimizer made torch import Triton meanwhile."""
+    python(f"import torch, rmsnorm_ref\nm = rmsnorm_ref.RMSNorm(8)\n{between}\nm(torch.ones(2, 8))")
 
 
 def test_threads_take_turns_in_the_interpreter(device: str) -> None:
