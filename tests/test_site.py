@@ -88,9 +88,9 @@ def small(tmp_path: Path) -> Path:
         script.unlink()
     (folder / "gallery/plot_one.py").write_text('"""\nOne\n===\n\nText.\n"""\n\nprint(1)\n')
     shutil.rmtree(folder / "docs/reference")
-    (folder / "docs/glossary.md").unlink()
-    toctree = "```{toctree}\nauto_examples/index\ndesign\n```"
-    (folder / "docs/index.md").write_text(f"# One\n\n{toctree}\n")
+    for page in ("glossary", "design"):
+        (folder / f"docs/{page}.md").unlink()
+    (folder / "docs/index.md").write_text("# One\n\n```{toctree}\nauto_examples/index\n```\n")
     return folder
 
 
