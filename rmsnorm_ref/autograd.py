@@ -149,6 +149,13 @@ def _refuse_second_derivative() -> None:
         )
 
 
+def _gradients_by_operator(
+    dy: Tensor, x: Tensor, w: Tensor, rstd: Tensor, needs_dx: bool, needs_dw: bool
+) -> tuple[Tensor | None, Tensor | None, None]:
+    dx, dw = backward_op(dy, x, w, rstd, needs_dx, needs_dw)
+    return dx if needs_dx else None, dw if needs_dw else None, None
+
+
 class _RMSNorm(torch.autograd.Function):
     """Saves x as it came, not a packed copy, so that a later change in place is caught."""
 
@@ -165,8 +172,7 @@ class _RMSNorm(torch.autograd.Function):
         x, w, rstd = ctx.saved_tensors
         needs_dx, needs_dw, _ = ctx.needs_input_grad
         if _through_dispatcher(dy, x, w):
-            dx, dw = backward_op(dy, x, w, rstd, needs_dx, needs_dw)
-            return dx if needs_dx else None, dw if needs_dw else None, None
+            return _gradients_by_operator(dy, x, w, rstd, needs_dx, needs_dw)
         dx, dw = launch_backward(dy, x, w, rstd, needs_dx=needs_dx, needs_dw=needs_dw)
         return dx, dw, None
 
@@ -184,8 +190,7 @@ def _backward_of_operator(
     _refuse_second_derivative()
     x, w, rstd = ctx.saved_tensors
     needs_dx, needs_dw, _ = ctx.needs_input_grad
-    dx, dw = backward_op(dy, x, w, rstd, needs_dx, needs_dw)
-    return dx if needs_dx else None, dw if needs_dw else None, None
+    return _gradients_by_operator(dy, x, w, rstd, needs_dx, needs_dw)
 
 
 forward_op.register_autograd(_backward_of_operator, setup_context=_save_for_operator)
