@@ -6,17 +6,40 @@ all tensors one alignment; integers are 64 bits and not specialised on). So the 
 through Triton, and the later ones hand their arguments straight to what it compiled.
 """
 
+import concurrent.futures
+import contextlib
+import contextvars
+import os
 import threading
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 import torch
+import triton
 from triton import knobs
 from triton.runtime import driver
 
 from .tuning import Config
 
 _ONE_AT_A_TIME = threading.Lock()
+_compiles_only = contextvars.ContextVar("compiles_only", default=False)
+
+
+@contextlib.contextmanager
+def compiled_together() -> Iterator[None]:
+    """Compile what the first launches inside would launch, side by side on all cores; launch none.
+
+    A search has some 16 kernels to compile, which one after the other take longer than all its
+    timing. What compiled here is found again, by Triton's own key, when it is launched.
+    """
+    with concurrent.futures.ThreadPoolExecutor(os.cpu_count()) as executor:
+        token = _compiles_only.set(True)
+        try:
+            with triton.AsyncCompileMode(executor):
+                yield
+        finally:
+            _compiles_only.reset(token)
 
 
 def _listens(hook: Any) -> bool:
@@ -52,7 +75,9 @@ class Launch:
     def __call__(self, grid: tuple[int, int, int], *args: Any) -> None:
         """Launch `grid` programs on the current stream of the device, which must be current."""
         compiled = self._compiled
-        if compiled is None or torch.version.hip:
+        if _compiles_only.get():
+            self._kernel.warmup(*args, *self._constants, grid=grid, **self._options)
+        elif compiled is None or torch.version.hip:
             # None again where the kernel is interpreted: the interpreter keeps its grid in globals,
             # so one thread at a time, and numpy warns of what masked lanes hold. On AMD Triton also
             # looks at the size of each tensor's storage, which no key here knows.

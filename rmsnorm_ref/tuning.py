@@ -101,8 +101,7 @@ def pruned(
 
 # ---- The shipped table ------------------------------------------------------------------------
 
-# By path and by elements per tile or chunk; what the search chose on an NVIDIA H200, where the
-# differences exceed the noise.
+# By path and by elements per tile or chunk; what the search chose on an NVIDIA H200.
 SHIPPED = {
     "forward": {2048: Config(4), 4096: Config(8), 8192: Config(8)},
     "backward": {4096: Config(4, 3), 8192: Config(8, 3)},
@@ -112,8 +111,6 @@ SHIPPED = {
 }
 # The dw reduction: a few microseconds, most of them the launch.
 REDUCE = Config(4)
-
-
 # Where the table is more than the noise away from the best: (path, BLOCK_SIZE, bytes per element).
 EXCEPTIONS = {
     ("forward", 1, 2): Config(1),
@@ -269,9 +266,10 @@ def _limits(device: torch.device) -> tuple[int, int]:
 
 
 def _search(path: str, build: Build, x: torch.Tensor, w: torch.Tensor, trial: Trial) -> Config:
-    import triton
     import triton.testing
     from triton.runtime.errors import OutOfResources
+
+    from .launch import compiled_together
 
     N, dtype, device = w.numel(), x.dtype, x.device
     if torch.cuda.is_current_stream_capturing():
@@ -280,13 +278,17 @@ def _search(path: str, build: Build, x: torch.Tensor, w: torch.Tensor, trial: Tr
             "with this N and dtype before the capture, or set RMSNORM_REF_TUNING=fixed"
         )
     reasons = pruned(path, N, dtype, *_limits(device))
+    candidates = [config for config, reason in reasons.items() if reason is None]
     times_ms: dict[Config, float] = {}
     with torch.no_grad():
         arguments = trial(x, w)
-        for candidate in (c for c, reason in reasons.items() if reason is None):
-            launch = build(N, dtype, device, candidate)
+        launches = {config: build(N, dtype, device, config) for config in candidates}
+        with compiled_together():
+            for launch in launches.values():
+                launch(*arguments)
+        for config, launch in launches.items():
             try:
-                times_ms[candidate] = triton.testing.do_bench(
+                times_ms[config] = triton.testing.do_bench(
                     functools.partial(launch, *arguments), warmup=5, rep=20, quantiles=[0.5]
                 )
             except OutOfResources:

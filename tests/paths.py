@@ -95,6 +95,12 @@ def make(
     return x.to(device, dtype), w.to(device, w_dtype or dtype), dy.to(device, dtype)
 
 
+def leaves(*shape: Any, device: str) -> tuple[Tensor, Tensor, Tensor]:
+    """Make x and w that want gradients, and a dy; shape is (M, N, dtype of x and maybe of w)."""
+    x, w, dy = make(*shape, device=device)
+    return x.requires_grad_(), w.requires_grad_(), dy
+
+
 def run(
     x: Tensor,
     w: Tensor,

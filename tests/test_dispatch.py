@@ -3,17 +3,31 @@
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
 import torch
-from paths import EPS, assert_same_bits, check, make, on_every_kernel, run
+from paths import (
+    DTYPES,
+    EPS,
+    MANY,
+    PATHS,
+    assert_same_bits,
+    check,
+    leaves,
+    make,
+    on_every_kernel,
+    run,
+)
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from rmsnorm_ref import RMSNorm, rmsnorm
 
-FP32 = torch.float32
+if TYPE_CHECKING:
+    from torch import Tensor
+
+BF16, FP32 = torch.bfloat16, torch.float32
 
 
 @pytest.mark.parametrize("backend", ["eager", "aot_eager"])
@@ -94,3 +108,70 @@ def test_eps_that_float32_cannot_hold_is_refused(eps: float, device: str) -> Non
 def test_the_module_takes_any_integer() -> None:
     """N may be an integer of numpy, as shapes and configurations give it."""
     assert RMSNorm(np.int64(8)).weight.shape == (8,)
+
+
+# ---- Stand-ins and the compiler -----------------------------------------------------------------
+
+
+@pytest.mark.parametrize("N", PATHS)
+@pytest.mark.parametrize("kind", ["meta", "fake"])
+def test_stand_ins_have_the_right_shapes_and_dtypes(N: int, kind: str, device: str) -> None:
+    """Tensors without data go through both passes: results as real ones, nothing is launched."""
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    where = "meta" if kind == "meta" else device
+    with FakeTensorMode(allow_non_fake_inputs=False) if kind == "fake" else torch.device("meta"):
+        x = torch.empty(N, 2, 3, dtype=BF16, device=where).movedim(0, 2).requires_grad_()
+        w = torch.empty(N, device=where, requires_grad=True)
+        y = rmsnorm(x, w)
+        dx, dw = torch.autograd.grad(y.sum(), (x, w))
+        (only,) = torch.autograd.grad(rmsnorm(x, w.detach()).sum(), x)
+    for result, like in ((y, x), (dx, x), (only, x), (dw, w)):
+        assert (result.shape, result.dtype, result.device) == (like.shape, like.dtype, like.device)
+        assert result.is_contiguous()
+
+
+@pytest.mark.parametrize(
+    ("N", "M", "w_dtype"),
+    [*((17, 2, dtype) for dtype in DTYPES), (17, MANY, FP32), (9000, 2, FP32)],
+)
+def test_operators_keep_the_dispatchers_rules(
+    N: int, M: int, w_dtype: torch.dtype, device: str
+) -> None:
+    """Both operators pass PyTorch's own check of schema, fake results, strides and tracing."""
+    x, w, dy = make(M, N, BF16, w_dtype, device=device)
+    operators = torch.ops.rmsnorm_ref
+    _, rstd = operators.forward(x, w, 1e-6)
+    torch.library.opcheck(operators.forward.default, (x, w, 1e-6))
+    for needs in ((True, True), (True, False), (False, True)):
+        torch.library.opcheck(operators.backward.default, (dy, x, w, rstd, *needs))
+
+
+@pytest.mark.parametrize("backend", ["aot_eager", pytest.param("inductor", marks=pytest.mark.gpu)])
+@on_every_kernel
+def test_compiles_as_one_graph(N: int, M: int, backend: str, device: str) -> None:
+    """torch.compile takes both passes whole, between other operators, and gives eager's bits."""
+    torch._dynamo.reset()  # so that this width is not the ninth variant of the last test's code
+    x, w, dy = leaves(M, N, BF16, FP32, device=device)
+
+    def layer(x: Tensor, w: Tensor) -> Tensor:
+        return rmsnorm(x.neg(), w).neg()
+
+    compiled = torch.compile(layer, backend=backend, fullgraph=True)
+    for y in (compiled(x, w), compiled(x, w)):
+        found = torch.autograd.grad(y, (x, w), dy)
+        eager = layer(x, w)
+        assert_same_bits((y, *found), (eager, *torch.autograd.grad(eager, (x, w), dy)))
+
+
+def test_compiles_with_a_changing_number_of_rows(device: str) -> None:
+    """A module compiled once for any M serves few rows and many."""
+    torch._dynamo.reset()
+    module = RMSNorm(24, device=device)
+    compiled = torch.compile(module, backend="aot_eager", fullgraph=True, dynamic=True)
+    for M in (2, MANY, 3):
+        x = make(M, 24, BF16, device=device)[0].requires_grad_()
+        y = compiled(x)
+        y.sum().backward()
+        expected = run(x, module.weight)
+        assert_same_bits((y, x.grad), expected[:2])

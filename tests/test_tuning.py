@@ -263,16 +263,17 @@ def test_search_moves_only_for_more_than_noise(
 
     assert tuning.shipped("forward", 2048, FP16) == Config(4)
     built: list[Config] = []
+    launched: list[Config] = []
 
     def build(*key: Any) -> Callable[..., None]:
         built.append(key[3])
-        return lambda *_: None
+        return lambda *_: launched.append(key[3])
 
     def do_bench(launch: Callable[[], None], **_: Any) -> float:
         launch()
-        if built[-1] not in times_ms:
+        if launched[-1] not in times_ms:
             raise OutOfResources(2, 1, "shared memory")
-        return times_ms[built[-1]]
+        return times_ms[launched[-1]]
 
     limits = SimpleNamespace(get_device_properties=lambda _: {"max_shared_mem": 232448})
     monkeypatch.setattr(triton.runtime.driver, "_active", SimpleNamespace(utils=limits))
