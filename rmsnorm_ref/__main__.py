@@ -1,13 +1,15 @@
-"""The command line: `python -m rmsnorm_ref check`."""
+"""The command line: `python -m rmsnorm_ref check | bench`."""
 
 import argparse
 import sys
+from importlib import import_module
+from typing import Any
 
 from . import check
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Run one command; return its exit code (2 where the machine cannot run the kernels)."""
+    """Run one command; return its exit code (2 where the machine or a word does not allow it)."""
     parser = argparse.ArgumentParser(
         prog="python -m rmsnorm_ref", description="Fused RMSNorm in Triton: the reference kernels."
     )
@@ -27,12 +29,55 @@ def main(arguments: list[str] | None = None) -> int:
         help="all 24 cells of the sweep (on a machine without a GPU: some minutes)",
     )
     checking.add_argument("--json", action="store_true", help="print one JSON object, no table")
+    _add_bench(commands)
     options = parser.parse_args(arguments)
     try:
+        if options.command == "bench":
+            # Not before it is asked for: `check` needs none of it.
+            bench = import_module("rmsnorm_ref.measure.bench")
+            words = (options.cells, options.dtype, options.passes, options.peers, options.out)
+            return int(bench.run(bench.Options(*words)))
         return check.run(full=options.full, as_json=options.json)
     except (RuntimeError, ValueError) as error:
         print(f"rmsnorm_ref: {error}", file=sys.stderr)
-        return 2
+        return int(getattr(error, "exit_code", 2))
+
+
+def _add_bench(commands: Any) -> None:
+    timing = commands.add_parser(
+        "bench",
+        help="time the kernels, their ceilings and their peers on this GPU",
+        description=(
+            "Time both passes beside the kernels that only move the bytes and beside other "
+            "implementations, write one recording, print a table. Exit code 0: done. 2: an option "
+            "is wrong or the GPU failed. 3: no GPU. 4: nothing was measured. 130, 143: stopped by "
+            "SIGINT or SIGTERM, what was measured is saved."
+        ),
+    )
+    timing.add_argument(
+        "--cells",
+        default="seed",
+        help="comma-separated: seed, narrow, wide, few, sizes, widths (kernel times of shapes), "
+        "cold, configs, ablations, host, errors, counters, eager, or all (default: %(default)s)",
+    )
+    timing.add_argument(
+        "--dtype",
+        help="comma-separated: float16, bfloat16, float32 (default: bfloat16; seed and errors also "
+        "float16)",
+    )
+    timing.add_argument(
+        "--passes", default="forward,backward", help="one or both (default: %(default)s)"
+    )
+    timing.add_argument(
+        "--peers",
+        default="all",
+        help="all, none, or a comma-separated list of eager, eager_fp32, F.rms_norm, "
+        "torch.compile, liger, fla, flash_attn, quack (default: %(default)s)",
+    )
+    timing.add_argument(
+        "--out",
+        help="file to write, a new one (default: ./rmsnorm_ref-<gpu>-<date>.json)",
+    )
 
 
 if __name__ == "__main__":

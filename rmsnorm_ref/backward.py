@@ -33,6 +33,8 @@ def rmsnorm_backward_kernel(
     N: tl.constexpr, BLOCK_SIZE: tl.constexpr, ROWS: tl.constexpr,
     # ROW_ALIGN divides N and both strides; NUM_STAGES tiles are in flight, this one included.
     ROW_ALIGN: tl.constexpr, NUM_STAGES: tl.constexpr,
+    # The L2 policy of x, dy and dx; it follows the size of x and changes no bit.
+    EVICTION: tl.constexpr,
 ):
     # ---- Locate the rows
     # One contiguous chunk of rows per program: neighbouring rows share DRAM pages, and with loads
@@ -61,10 +63,11 @@ def rmsnorm_backward_kernel(
         # Masked lanes hold 0 in x, dy and rstd alike, so they add 0 to the mean and to dw.
         x_row_start = rows * (x_row_stride // ROW_ALIGN * ROW_ALIGN)
         dy_row_start = rows * (dy_row_stride // ROW_ALIGN * ROW_ALIGN)
-        x = tl.load(x_ptr + x_row_start + cols, mask=mask, other=0.0).to(tl.float32)
-        dy = tl.load(dy_ptr + dy_row_start + cols, mask=mask, other=0.0).to(tl.float32)
+        x = tl.load(x_ptr + x_row_start + cols, mask, other=0.0, eviction_policy=EVICTION)
+        dy = tl.load(dy_ptr + dy_row_start + cols, mask, other=0.0, eviction_policy=EVICTION)
         rstd = tl.load(rstd_ptr + rows, mask=row_mask, other=0.0)
-        x_hat = x * rstd
+        dy = dy.to(tl.float32)
+        x_hat = x.to(tl.float32) * rstd
 
         if dx_ptr is not None:
             # ---- Reduce
@@ -75,7 +78,7 @@ def rmsnorm_backward_kernel(
             # ---- Write
             # M * N * e bytes and the one rounding.
             dx = ((dyw - x_hat * mean) * rstd).to(dx_ptr.dtype.element_ty)
-            tl.store(dx_ptr + rows * N + cols, dx, mask=mask)
+            tl.store(dx_ptr + rows * N + cols, dx, mask=mask, eviction_policy=EVICTION)
         dw += dy * x_hat
 
     # ---- Write
@@ -163,13 +166,16 @@ def _build(N: int, dtype: torch.dtype, device: torch.device, config: tuning.Conf
     """Fix all that does not change between calls of one width; return the launch."""
     tile = tiling.backward_tile(N)
     constants = (N, *tile, tiling.row_align(N, dtype), config.num_stages)
-    kernel = Launch(rmsnorm_backward_kernel, constants, config, device)
+    kernels = {
+        eviction: Launch(rmsnorm_backward_kernel, (*constants, eviction), config, device)
+        for eviction in tiling.EVICTIONS
+    }
 
     def launch(dy, dy_stride, x, x_stride, w, rstd, dx, partial_dw, rows_per_program) -> None:
         M = rstd.numel()
         grid = (-(-M // rows_per_program), 1, 1)
         pointers = (dy, x, w, rstd, dx, partial_dw)
-        kernel(grid, *pointers, dy_stride, x_stride, M, rows_per_program)
+        kernels[tiling.eviction(x)](grid, *pointers, dy_stride, x_stride, M, rows_per_program)
 
     return launch
 

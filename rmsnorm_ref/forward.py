@@ -27,6 +27,8 @@ def rmsnorm_forward_kernel(
     # A tile: ROWS whole rows (1 from N = 1025 on) of BLOCK_SIZE = next_power_of_2(N) lanes.
     # ROW_ALIGN is a power of two that divides N and every row stride.
     N: tl.constexpr, BLOCK_SIZE: tl.constexpr, ROWS: tl.constexpr, ROW_ALIGN: tl.constexpr,
+    # The L2 policy of x and y; it follows the size of x and changes no bit.
+    EVICTION: tl.constexpr,
 ):
     # ---- Locate the rows
     # 64 bits: M * N passes 2^31 long before memory runs out.
@@ -44,7 +46,8 @@ def rmsnorm_forward_kernel(
     w = w.to(tl.float32)
     # M * N * e bytes, the only read of x. A masked lane holds 0 and adds 0 to the sum of squares.
     mask = row_mask & col_mask
-    x = tl.load(x_ptr + x_row_start + cols, mask=mask, other=0.0).to(tl.float32)
+    x = tl.load(x_ptr + x_row_start + cols, mask=mask, other=0.0, eviction_policy=EVICTION)
+    x = x.to(tl.float32)
 
     # ---- Reduce
     # One number per row, [ROWS, 1]: the kept axis is what makes it broadcast along its own row.
@@ -55,7 +58,7 @@ def rmsnorm_forward_kernel(
     # ---- Write
     # M * N * e bytes and the one rounding.
     y = (x * rstd * w).to(y_ptr.dtype.element_ty)
-    tl.store(y_ptr + rows * N + cols, y, mask=mask)
+    tl.store(y_ptr + rows * N + cols, y, mask=mask, eviction_policy=EVICTION)
     # 4 * M bytes; last, so that no store of y waits behind them.
     tl.store(rstd_ptr + rows, rstd, mask=row_mask)
 
@@ -88,10 +91,14 @@ def _build(N: int, dtype: torch.dtype, device: torch.device, config: tuning.Conf
     """Fix all that does not change between calls of one width; return the launch."""
     tile = tiling.forward_tile(N)
     constants = (N, tile.block_size, tile.rows, tiling.row_align(N, dtype))
-    kernel = Launch(rmsnorm_forward_kernel, constants, config, device)
+    kernels = {
+        eviction: Launch(rmsnorm_forward_kernel, (*constants, eviction), config, device)
+        for eviction in tiling.EVICTIONS
+    }
 
     def launch(x, x_row_stride, w, eps, y, rstd) -> None:
         M = rstd.numel()
+        kernel = kernels[tiling.eviction(x)]
         kernel((-(-M // tile.rows), 1, 1), x, w, y, rstd, x_row_stride, M, eps)
 
     return launch

@@ -61,7 +61,7 @@ class Launch:
     def __init__(
         self,
         kernel: Any,
-        constants: tuple[int, ...],
+        constants: tuple[int | str, ...],
         config: Config,
         device: torch.device,
         **options: int,

@@ -35,6 +35,12 @@ COLUMN_BLOCK = 4096
 FEW_ROWS_MAX = 512
 DW_ROWS = 128  # rows that its dw programs add per step
 
+# From so many bytes of x on, all of x, y, dy and dx is marked evict_last, which changes no bit.
+# On an H200, bf16: 32768 x 8192 forward 252 us against 262, backward 399 against 406; 8192 x 8192,
+# where it begins, 66.3 against 67.5 and 105.3 against 106.8; at 4096 x 4096 it loses 1 %.
+LARGE_BYTES = 128 * 2**20
+EVICTIONS = ("", "evict_last")
+
 INTERPRETED_PROGRAMS = 4  # stands for the SM count where there are no SMs
 INTERPRETED_FEW_ROWS_MAX = 8  # so that small inputs reach every kernel
 
@@ -89,6 +95,11 @@ def reduce_cols(device: torch.device) -> int:
     per element, so there it is 4096.
     """
     return 16 if device.type == "cuda" else 4096
+
+
+def eviction(x: torch.Tensor) -> str:
+    """Return the L2 policy, as Triton spells it, of all that a one-tile kernel streams."""
+    return EVICTIONS[x.numel() * x.element_size() >= LARGE_BYTES]
 
 
 def forward_path(N: int) -> str:

@@ -201,6 +201,23 @@ def test_num_stages_changes_only_pipelined_loops(tmp_path: Path) -> None:
         assert len(distinct) == (len(tuning.STAGES) if tuning.SPACES[path].pipelined else 1), path
 
 
+@pytest.mark.slow
+def test_large_data_compiles_too(tmp_path: Path) -> None:
+    """The L2 policy of large data reaches the one-tile kernels, within the limits, and no other."""
+    jobs = [
+        Job(CHOSEN_ON, path, N, "bfloat16", "bfloat16", *shipped(path, N, "bfloat16"), large=large)
+        for N in ONE_PER_PATH
+        for path in paths_of(N)
+        for large in (False, True)
+    ]
+    results = compile_offline(jobs, tmp_path)
+    for job, small, large in zip(jobs[::2], results[::2], results[1::2], strict=True):
+        assert not [fault for kernel in large for fault in faults(job, kernel)]
+        same = [a.assembly == b.assembly for a, b in zip(small, large, strict=True)]
+        follows_size = job.path in {"forward", "backward"}
+        assert same == [not follows_size, *[True] * (len(same) - 1)], job
+
+
 def test_limits_are_felt() -> None:
     """A kernel one unit above each limit is found at fault, and one that meets them all is not."""
     job = Job(CHOSEN_ON, "forward", 2048, "float16", "float16", 2, 1)

@@ -8,7 +8,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
@@ -24,7 +24,7 @@ from paths import (
     shapes,
 )
 
-from rmsnorm_ref import rmsnorm, tuning
+from rmsnorm_ref import rmsnorm, tiling, tuning
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -160,6 +160,39 @@ def test_the_choice_ignores_the_batch(N: int, device: str) -> None:
     first = tuning.chosen()
     run(*make(700, N, BF16, device=device))
     assert tuning.chosen() == first
+
+
+@pytest.mark.parametrize("N", [128, 2048, 8192])
+def test_the_l2_policy_moves_no_bit(N: int, device: str) -> None:
+    """Rows of a batch so large that it is marked for the L2 have the bits they have among few."""
+    M = tiling.LARGE_BYTES // (2 * N)
+    x, w, dy = make(M, N, BF16, device=device)
+    assert tiling.eviction(x) != tiling.eviction(x[:1024])
+    large, small = run(x, w, dy), run(x[:1024], w, dy[:1024])
+    assert_same_bits((large.y[:1024], large.dx[:1024]), (small.y, small.dx))
+
+
+@pytest.mark.usefixtures("fixed")
+@pytest.mark.parametrize("name", ["launch_enter_hook", "launch_exit_hook"])
+def test_a_profiler_hears_of_every_launch(name: str, device: str) -> None:
+    """A launch hook of Triton's is called for each kernel, the remembered ones too."""
+    from triton import knobs
+
+    x, w, dy = make(2000, 2048, BF16, device=device)
+    expected = run(x, w, dy)
+    heard: list[str] = []
+
+    def listen(metadata: Any) -> None:
+        heard.append(metadata.get()["name"])
+
+    hook = getattr(knobs.runtime, name)
+    hook.add(listen)
+    try:
+        assert_same_bits(run(x, w, dy), expected)
+    finally:
+        hook.remove(listen)
+    run(x, w, dy)
+    assert heard == ["rmsnorm_forward_kernel", "rmsnorm_backward_kernel", "reduce_dw_kernel"]
 
 
 @pytest.mark.parametrize("N", [512, 2048, 8192, 12000, 20000, 40000])
