@@ -198,7 +198,7 @@ class _RMSNorm(torch.autograd.Function):
 
 # `Function.apply` adds two things in Python, for a tenth of a forward's host time: default values,
 # of which there are none, and the unwrapping that `apply` has done.
-_record = super(torch.autograd.Function, _RMSNorm).apply
+_record: Any = super(torch.autograd.Function, _RMSNorm).apply
 
 
 def _save_for_operator(ctx: Any, inputs: tuple[Tensor, Tensor, float], output: Any) -> None:
