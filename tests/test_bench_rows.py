@@ -160,8 +160,8 @@ def test_configs_are_those_of_the_search(monkeypatch: pytest.MonkeyPatch) -> Non
 
 def test_ablation_turns_one_knob_at_a_time() -> None:
     """Rows say what was turned; scratch bytes and programs follow the programs per SM."""
-    cell = Cell("ablations", 64, 2048, BF16)
     asked = made_up_session()
+    cell = Cell("ablations", 16 * tiling.sm_count(asked.device), 2048, BF16)
     rows = knobs.ablation(asked, cell)
     turned = [(each.detail["knob"], each.detail["value"]) for each in rows if each.detail]
     assert turned == [("num_stages", stages) for stages in tuning.STAGES] + [

@@ -155,7 +155,15 @@ def _signals(session: Session) -> Iterator[None]:
         session.stop_signal = signal_number
         raise Stopped(signal_number)
 
-    before = {number: signal.signal(number, stop) for number in (signal.SIGINT, signal.SIGTERM)}
+    numbers = (signal.SIGINT, signal.SIGTERM)
+    before = {number: signal.getsignal(number) for number in numbers}
+
+    def heed() -> None:
+        for number in numbers:
+            signal.signal(number, stop)
+
+    heed()
+    session.heed_signals = heed
     try:
         yield
     finally:

@@ -69,6 +69,7 @@ def _configs(session: Session, cell: Cell, pass_: Pass) -> list[Row]:
             OURS.name,
             samples[str(config)],
             kind="config",
+            path=path,
             config=Config(config.num_warps, config.num_stages),
             n_input_sets=n_sets,
             detail={"shipped": config == shipped},

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
+import signal
 import sys
+import threading
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -18,6 +21,8 @@ from .cells import dtype_name
 from .schema import BACKWARD, FORWARD, Ceiling, Config, OnePass, Pass, Quantiles, Row
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
     from .calls import Call, InputSet
     from .cells import Cell
 
@@ -28,6 +33,30 @@ class Stopped(BaseException):
     def __init__(self, signal_number: int) -> None:
         super().__init__(signal_number)
         self.signal_number = signal_number
+
+
+# Most a contender may take to be built and checked on one cell; one searched for longer than this
+# at 65536 x 512, and a run has to end.
+PATIENCE_S = 90.0
+
+
+@contextlib.contextmanager
+def time_limit(seconds: float) -> Iterator[None]:
+    """Raise TimeoutError inside if it takes longer; only where Python may set an alarm."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def ring(*_: object) -> None:
+        raise TimeoutError(f"it took more than {seconds:g} s to build and check")
+
+    before = signal.signal(signal.SIGALRM, ring)
+    signal.setitimer(signal.ITIMER_REAL, seconds)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
 
 
 class GpuLostError(RuntimeError):
@@ -47,6 +76,7 @@ class Session:
     """Hold what is the same for all cells of a run.
 
     `peers` are those that were asked for and are installed. `clock` is None for CUDA.
+    `heed_signals` is called after a peer was built: importing one may take a handler away.
     """
 
     device: torch.device
@@ -56,6 +86,7 @@ class Session:
     clock: timing.Clock | None = None
     notes: list[str] = field(default_factory=list)
     stop_signal: int | None = None
+    heed_signals: Callable[[], object] = lambda: None
 
     def note(self, text: str) -> None:
         """Keep a remark for the recording and show it at once, above the progress bar."""
@@ -95,8 +126,10 @@ class Session:
             if name not in known:
                 continue  # not asked for, or not installed, which was said once
             try:
-                call = known[name].build(cell.N, cell.dtype)
-                verdict = peers.verify(known[name], inputs.x, inputs.w, inputs.dy, call)
+                with time_limit(PATIENCE_S):
+                    call = known[name].build(cell.N, cell.dtype)
+                    verdict = peers.verify(known[name], inputs.x, inputs.w, inputs.dy, call)
+                self.heed_signals()
             except Exception as error:  # noqa: BLE001  # a peer may raise whatever it likes
                 self.failed(cell.label(), name, error)
                 continue
