@@ -129,10 +129,11 @@ class Session:
                 with time_limit(PATIENCE_S):
                     call = known[name].build(cell.N, cell.dtype)
                     verdict = peers.verify(known[name], inputs.x, inputs.w, inputs.dy, call)
-                self.heed_signals()
             except Exception as error:  # noqa: BLE001  # a peer may raise whatever it likes
                 self.failed(cell.label(), name, error)
                 continue
+            finally:
+                self.heed_signals()
             if verdict.ok:
                 found[name] = call
             else:
