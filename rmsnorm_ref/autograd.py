@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from . import interpreter, layout, tiling
+from . import checks, interpreter, layout, tiling
 
 # ---- Launching --------------------------------------------------------------------------------
 
@@ -51,6 +51,7 @@ def launch_backward(
     dy: Tensor, x: Tensor, w: Tensor, rstd: Tensor, *, needs_dx: bool, needs_dw: bool
 ) -> tuple[Tensor | None, Tensor | None]:
     """Return (dx, dw), None for one that is not needed; dy and x are [..., N] in any layout."""
+    dy = dy if dy.layout is torch.strided else dy.to_dense()
     if dy.dtype != x.dtype or rstd.dtype != torch.float32:
         raise RuntimeError(
             f"the backward got dy in {dy.dtype}, x in {x.dtype} and rstd in {rstd.dtype}; dy must "
@@ -78,6 +79,7 @@ def launch_backward(
 @torch.library.custom_op("rmsnorm_ref::forward", mutates_args=())
 def forward_op(x: Tensor, w: Tensor, eps: float) -> tuple[Tensor, Tensor]:
     """Return y [..., N] in the dtype of x, and rstd [M] in fp32."""
+    checks.check(x, w, eps)  # the operator can be called by its name, past `rmsnorm`
     return launch_forward(x, w, eps)
 
 
@@ -93,6 +95,7 @@ def backward_op(
     dy: Tensor, x: Tensor, w: Tensor, rstd: Tensor, needs_dx: bool, needs_dw: bool
 ) -> tuple[Tensor, Tensor]:
     """Return dx and dw; one that is not needed is empty, because an operator cannot return None."""
+    checks.check(x, w, 0.0)
     dx, dw = launch_backward(dy, x, w, rstd, needs_dx=needs_dx, needs_dw=needs_dw)
     return x.new_empty(0) if dx is None else dx, w.new_empty(0) if dw is None else dw
 
@@ -117,6 +120,11 @@ def apply(x: Tensor, w: Tensor, eps: float) -> Tensor:
     if _through_dispatcher(x, w):
         y, _ = forward_op(x, w, eps)
         return y
+    if torch._C._is_tracing():
+        raise NotImplementedError(
+            "rmsnorm cannot be traced by torch.jit.trace, which hands out shapes that are no "
+            "numbers: use torch.export or torch.compile"
+        )
     x, w = _unwrap_if_dead(x), _unwrap_if_dead(w)
     if _recorded(x, w):
         y = _record(x, w, eps)

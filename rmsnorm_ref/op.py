@@ -1,17 +1,11 @@
-"""The op: what a caller sees, and the checks of what a caller gives.
-
-Everything that can be wrong is refused here, by name; `autograd.py` and the kernels trust it.
-"""
+"""The op: what a caller sees, as a function and as a module."""
 
 import numbers
 
 import torch
 from torch import Tensor
 
-from . import autograd, interpreter, tiling
-
-DTYPES = (torch.float16, torch.bfloat16, torch.float32)
-FP32 = torch.finfo(torch.float32)
+from . import autograd, checks, interpreter
 
 
 def rmsnorm(x: Tensor, w: Tensor, eps: float = 1e-6) -> Tensor:
@@ -52,7 +46,7 @@ def rmsnorm(x: Tensor, w: Tensor, eps: float = 1e-6) -> Tensor:
         >>> rmsnorm(x, torch.ones(2))
         tensor([[0.8485, 1.1314]])
     """
-    _check(x, w, eps)
+    checks.check(x, w, eps)
     return autograd.apply(x, w, float(eps))
 
 
@@ -92,12 +86,12 @@ class RMSNorm(torch.nn.Module):
                 f"N is {N!r}; it must be an int, the size of the last dimension (normalise over "
                 "several dimensions by flattening them first)"
             )
-        _check_width(N, "N")
-        _check_eps(eps)
+        checks.check_width(N, "N")
+        checks.check_eps(eps)
         self.N: int = int(N)
         self.eps: float = float(eps)
         weight = torch.empty(self.N, device=device, dtype=dtype)
-        _check_dtype(weight, "dtype")
+        checks.check_dtype(weight, "dtype")
         self.weight = torch.nn.Parameter(weight)
         self.reset_parameters()
         interpreter.expect(weight.device)
@@ -113,67 +107,3 @@ class RMSNorm(torch.nn.Module):
     def extra_repr(self) -> str:
         """Return what the repr shows between its brackets."""
         return f"{self.N}, eps={self.eps}"
-
-
-# ---- Checks -----------------------------------------------------------------------------------
-
-
-def _check(x: Tensor, w: Tensor, eps: float) -> None:
-    for name, tensor in (("x", x), ("w", w)):
-        if not isinstance(tensor, Tensor):
-            raise TypeError(
-                f"{name} is a {type(tensor).__name__}; it must be a torch.Tensor "
-                f"(torch.as_tensor({name}) makes one)"
-            )
-        if tensor.dtype not in DTYPES or tensor.layout is not torch.strided or tensor.is_nested:
-            _check_dtype(tensor, name)
-            nested = " and is nested" if tensor.is_nested else ""
-            raise TypeError(
-                f"{name} has layout {tensor.layout}{nested}; it must be one strided tensor: "
-                f"{name}.to_dense(), or {name}.to_padded_tensor(0.0) if it is nested"
-            )
-    if x.dim() == 0:
-        raise ValueError("x is a scalar; it must be [..., N]: x.reshape(1) has one row of one")
-    N = x.shape[-1]
-    _check_width(N, "x.shape[-1]")
-    if w.dim() != 1 or w.shape[0] != N:
-        raise ValueError(
-            f"w has shape {list(w.shape)} and x has shape {list(x.shape)}; w must be [{N}], one "
-            "weight per element of the last dimension of x"
-        )
-    if x.device != w.device:
-        raise ValueError(
-            f"x is on {x.device} and w is on {w.device}; they must share a device: "
-            f"w.to({str(x.device)!r})"
-        )
-    _check_eps(eps)
-
-
-def _check_dtype(tensor: Tensor, name: str) -> None:
-    if tensor.dtype not in DTYPES:
-        hint = "dtype=torch.float32" if name == "dtype" else f"{name}.float()"
-        raise TypeError(
-            f"{name} is {tensor.dtype}; it must be float16, bfloat16 or float32. Nothing is "
-            f"rounded for you: {hint} makes it float32; oracle.truth works in float64"
-        )
-
-
-def _check_width(N: int, name: str) -> None:
-    if N == 0:
-        raise ValueError(f"{name} is 0; a row needs at least one element to have a mean square")
-    if not 0 < N <= tiling.LARGEST_N:
-        raise ValueError(
-            f"{name} is {N}; it must be 1 to {tiling.LARGEST_N}, the widest row that these kernels "
-            "are built and tested for (decision D1). A wider row needs a multi-pass variant, for "
-            "instance torch.nn.functional.rms_norm"
-        )
-
-
-def _check_eps(eps: float) -> None:
-    if isinstance(eps, bool) or not isinstance(eps, numbers.Real):
-        raise TypeError(f"eps is {eps!r}; it must be a number, for instance 1e-6")
-    if not (eps == 0 or FP32.tiny <= eps <= FP32.max):
-        raise ValueError(
-            f"eps is {eps!r}; it must be finite and not negative, and a normal number of float32, "
-            "in which it is added: for instance 1e-6"
-        )

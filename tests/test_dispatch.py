@@ -175,3 +175,36 @@ def test_compiles_with_a_changing_number_of_rows(device: str) -> None:
         y.sum().backward()
         expected = run(x, module.weight)
         assert_same_bits((y, x.grad), expected[:2])
+
+
+# ---- Ways in that are not `rmsnorm` ------------------------------------------------------------
+
+
+def test_the_operators_refuse_what_the_op_refuses(device: str) -> None:
+    """An operator called by its name raises on float64 and rounds nothing."""
+    x, w, dy = (torch.ones(n, device=device, dtype=torch.float64) for n in ((2, 8), (8,), (2, 8)))
+    with pytest.raises(TypeError, match=r"x is torch\.float64.*x\.float\(\)"):
+        torch.ops.rmsnorm_ref.forward(x, w, 1e-6)
+    rstd = torch.ones(2, device=device)
+    with pytest.raises(TypeError, match=r"x is torch\.float64"):
+        torch.ops.rmsnorm_ref.backward(dy, x, w, rstd, True, True)  # noqa: FBT003  # positional
+
+
+def test_a_sparse_gradient_is_read(device: str) -> None:
+    """A dy that autograd hands over as a sparse tensor gives the bits of the dense one."""
+    x, w, dy = leaves(4, 24, FP32, device=device)
+    dy[1] = 0
+    y = rmsnorm(x, w)
+    dense = torch.autograd.grad(y, (x, w), dy, retain_graph=True)
+    assert_same_bits(torch.autograd.grad(y, (x, w), dy.to_sparse()), dense)
+
+
+@pytest.mark.filterwarnings("ignore::torch.jit.TracerWarning", "ignore::DeprecationWarning")
+def test_tracing_is_refused_and_export_works(device: str) -> None:
+    """torch.jit.trace raises and names the way out, and that way out gives eager's bits."""
+    module = RMSNorm(24, device=device)
+    x = make(3, 24, FP32, device=device)[0]
+    with pytest.raises(NotImplementedError, match=r"torch\.export or torch\.compile"):
+        torch.jit.trace(module, (x,))
+    exported = torch.export.export(module, (x,)).module()
+    assert_same_bits((exported(x),), (module(x),))
