@@ -281,19 +281,10 @@ def kernel_name(row: Row) -> str:
     return found[1] if found else name.partition(" (")[0]
 
 
-def pinned(name: str, contender: str, pass_: str, M: int, N: int, dtype: str) -> Fact:
-    """Return a time from one recording by name: for what was seen once and is told as such."""
-    rows = recording.select(
-        recording.load(name).rows,
-        kind="kernel", contender=contender, pass_=pass_, M=M, N=N, dtype=dtype,
-    )  # fmt: skip
-    return Fact(f"{1e6 * seconds(rows[0]):.3g} µs", name)
-
-
 NAMES: dict[str, Any] = {
     function.__name__: function
     for function in (
         shares, speedups, not_beaten, turned, config_cost, counted, partial_buffer_read,
-        worst_error, host_us, explained, predicted, general_share, pinned,
+        worst_error, host_us, explained, predicted, general_share,
     )
 }  # fmt: skip

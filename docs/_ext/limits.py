@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from evidence import Fact
-from findings import SPELLINGS, fullest, picked, spread
+from findings import SPELLINGS, fullest, picked, seconds, spread
 
 from rmsnorm_ref import traffic
+from rmsnorm_ref.measure import recording
 from rmsnorm_ref.measure.schema import FORWARD
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from rmsnorm_ref.measure.recording import Row
 
 
 def sm_count() -> Fact:
@@ -71,7 +77,35 @@ def _eager(other: str, pass_: str) -> traffic.Chain:
     return count(4096, 4096, torch.bfloat16, spelling=SPELLINGS[other])
 
 
-NAMES = {
+def values(found: Sequence[int]) -> str:
+    """Print what a knob may be: "1, 2 and 4"."""
+    *most, last = map(str, found)
+    return f"{', '.join(most)} and {last}" if most else last
+
+
+def pinned(name: str, contender: str, pass_: str, M: int, N: int, dtype: str) -> Fact:
+    """Return a time from one recording by name: for what was seen once and is told as such."""
+    return Fact(f"{1e6 * seconds(_one(name, contender, pass_, M, N, dtype)):.3g} µs", name)
+
+
+def pinned_warps(name: str, pass_: str, M: int, N: int, dtype: str) -> Fact:
+    """Return how many warps ours was launched with in one recording by name."""
+    config = _one(name, "ours", pass_, M, N, dtype).config
+    assert config is not None
+    return Fact(str(config.num_warps), name)
+
+
+def _one(name: str, contender: str, pass_: str, M: int, N: int, dtype: str) -> Row:
+    return recording.select(
+        recording.load(name).rows,
+        kind="kernel", contender=contender, pass_=pass_, M=M, N=N, dtype=dtype,
+    )[0]  # fmt: skip
+
+
+NAMES: dict[str, Any] = {
     function.__name__: function
-    for function in (sm_count, datasheet, ceilings, least_rows, stalls_at, trips, n_kernels)
-}
+    for function in (
+        sm_count, datasheet, ceilings, least_rows, stalls_at, trips, n_kernels, values, pinned,
+        pinned_warps,
+    )
+}  # fmt: skip

@@ -210,7 +210,10 @@ class TestsDirective(_Directive):
         for line in filter(None, map(str.strip, self.content)):
             sentence, (module, _, function) = proofs.docstring(line), line.partition("::")
             self.env.note_dependency(str(proofs.TESTS / f"test_{module}.py"))
-            words = nodes.paragraph("", f"{sentence.replace(chr(10), ' ')} ")
+            words = nodes.paragraph()
+            for place, part in enumerate(" ".join(sentence.split()).split("`")):
+                words += nodes.literal("", part) if place % 2 else nodes.Text(part)
+            words += nodes.Text(" ")
             words += nodes.literal("", f"test_{module}.py::{function}")
             items += nodes.list_item("", words)
         return [items]

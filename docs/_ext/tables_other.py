@@ -33,7 +33,7 @@ def chain(contender: str, pass_: str) -> Table:
         body.append(
             (
                 name.replace("->", "→"),
-                findings.kernel_name(row),
+                findings.kernel_name(row).replace("_", " "),
                 f"{1e6 * seconds(row):.1f}",
                 f"{n_bytes / 1e6:.1f}" if n_bytes else "not in the model",
                 DASH if small else f"{rate:.2f}",
