@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from rmsnorm_ref.measure.recording import Recording, Row
 
 TIMES = "\u00d7"  # the multiplication sign
+NO_BREAK = "\u00a0"
 SPELLINGS: dict[str, traffic.Spelling] = {"eager": "seed", "eager_fp32": "fp32"}
 
 
@@ -62,7 +63,7 @@ def spread(values: Iterable[float], form: str = "{:.2f}") -> str:
 
 def cell_name(row: Row) -> str:
     """Return the shape as the site writes it: M, a multiplication sign, N."""
-    return f"{row.M} {TIMES} {row.N}"
+    return f"{row.M} {TIMES} {row.N}".replace(" ", NO_BREAK)
 
 
 def _cell(row: Row) -> tuple[Any, ...]:

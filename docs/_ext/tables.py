@@ -191,7 +191,9 @@ def scratch() -> Table:
                     f"{100 * row.share_of_ceiling:.0f} %" if row.ceiling else "",
                 )
             )
-    rows = [(f"{M} {TIMES} {N}", *rest) for M, N, *rest in sorted(body)]
+    rows = [
+        (f"{M} {TIMES} {N}".replace(" ", findings.NO_BREAK), *rest) for M, N, *rest in sorted(body)
+    ]
     caption = "The partial buffer, written and read, over 3·M·N·e bytes (bfloat16)"
     titles = (SHAPE, "kernel", "programs", "buffer / obligatory", "of ceiling")
     return Table(caption, titles, rows, tuple(sources))
