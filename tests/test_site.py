@@ -49,7 +49,7 @@ class Tags(HTMLParser):
 def copy_sources(folder: Path) -> Path:
     """Copy what the site is built from, so that a build leaves nothing in the checkout."""
     leftovers = shutil.ignore_patterns("auto_examples", "gen_modules", "__pycache__")
-    for name in ("docs", "gallery", "rmsnorm_ref"):
+    for name in ("docs", "gallery", "rmsnorm_ref", "tests"):  # pages state what the tests state
         shutil.copytree(ROOT / name, folder / name, ignore=leftovers)
     shutil.copy(ROOT / "README.md", folder)
     return folder
@@ -88,8 +88,10 @@ def small(tmp_path: Path) -> Path:
         script.unlink()
     (folder / "gallery/plot_one.py").write_text('"""\nOne\n===\n\nText.\n"""\n\nprint(1)\n')
     shutil.rmtree(folder / "docs/reference")
-    for page in ("glossary", "design"):
+    for page in ("glossary", "results"):
         (folder / f"docs/{page}.md").unlink()
+    for pages in ("design", "model"):
+        shutil.rmtree(folder / "docs" / pages)
     (folder / "docs/index.md").write_text("# One\n\n```{toctree}\nauto_examples/index\n```\n")
     return folder
 
