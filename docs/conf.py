@@ -14,9 +14,10 @@ version = release = __version__
 copyright = f"2026, {author}. Version {release}"  # the theme's footer shows this line
 
 extensions = [
-    "facts",  # docs/_ext, like the next two
+    "facts",  # docs/_ext, like the next three
     "mathml",
     "plain_docstrings",
+    "race",
     "myst_parser",
     "sphinx.ext.autodoc",
     "sphinx.ext.intersphinx",
