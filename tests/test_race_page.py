@@ -168,7 +168,9 @@ def test_choices_by_keyboard(page_of: Open, site: Path) -> None:
     times = [lane["time"] * 1e6 for lane in chosen(site, "backward", 0)["lanes"]]
     assert end(page) == pytest.approx(max(times), abs=0.06)
     first = found["cells"][0]
-    assert status(page).startswith(f"{first['M']} {TIMES} {first['N']} {first['dtype']}, backward: ")
+    assert status(page).startswith(
+        f"{first['M']} {TIMES} {first['N']} {first['dtype']}, backward: "
+    )
     page.locator("summary").click()
     n_kernels = sum(len(found["chains"][lane["chain"]]) for lane in first["backward"]["lanes"])
     assert page.locator(".race-steps tbody tr").count() == n_kernels
