@@ -95,14 +95,13 @@ class RaceDirective(SphinxDirective):
         for one in shown:
             figure = nodes.figure("", nodes.raw("", race_figure.svg(one), format="html"))
             figure += nodes.caption("", race_figure.sentence(one))
-            still += figure
-        still += race_figure.summary(shown)
+            still += [figure, race_figure.summary(one)]
         box += still
         box += _legend()
         box += self._statement(payload, shown[0])
         inner = details("", summary="The bytes, kernel by kernel")
-        steps_tables = [race_figure.steps(one) for one in shown]
-        inner += nodes.container("", *steps_tables, classes=["race-steps"])
+        tables = [part for one in shown for part in race_figure.steps(one)]
+        inner += nodes.container("", *tables, classes=["race-steps"])
         box += inner
         return [box]
 

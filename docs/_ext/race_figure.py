@@ -91,11 +91,10 @@ def _bars(kernel: Kernel, left: float, width: float, top: int) -> Iterable[str]:
         )
 
 
-def summary(races: Sequence[Race]) -> nodes.table:
-    """Return a table of both passes: kernels, bytes, time, and the time over fused."""
+def summary(race: Race) -> nodes.table:
+    """Return a table of one pass: kernels, bytes, time, and the time over fused."""
     rows = [
         [
-            race.pass_,
             lane.label,
             str(len(lane.kernels)),
             size(sum(n for kernel in lane.kernels for _, n in kernel.reads)),
@@ -103,15 +102,13 @@ def summary(races: Sequence[Race]) -> nodes.table:
             microseconds(lane.time_s),
             f"{lane.time_s / race.lanes[-1].time_s:.2f}",
         ]
-        for race in races
         for lane in race.lanes
     ]
-    heads = ["pass", "lane", "kernels", "read", "written", "time", "time / fused"]
-    return table(heads, rows, f"Bytes and times at {shape(races[0])}")
+    return table(["lane", "kernels", "read", "written", "time", "time / fused"], rows)
 
 
-def steps(race: Race) -> nodes.table:
-    """Return a table of one pass, kernel by kernel."""
+def steps(race: Race) -> list[nodes.Node]:
+    """Return a table of one pass, kernel by kernel, and the line above it."""
     rows = [
         [
             lane.label,
@@ -124,7 +121,8 @@ def steps(race: Race) -> nodes.table:
         for kernel, share in zip(lane.kernels, lane.shares, strict=True)
     ]
     heads = ["lane", "kernel", "reads", "writes", "time"]
-    return table(heads, rows, f"{race.pass_.capitalize()} at {shape(race)}, kernel by kernel")
+    head = f"{race.pass_.capitalize()} at {shape(race)}"
+    return [nodes.paragraph("", head), table(heads, rows)]
 
 
 def tensors(moved: Iterable[tuple[str, int]]) -> str:
@@ -132,9 +130,9 @@ def tensors(moved: Iterable[tuple[str, int]]) -> str:
     return ", ".join(f"{tensor} {size(n)}" for tensor, n in moved)
 
 
-def table(heads: Sequence[str], rows: Sequence[Sequence[str]], title: str) -> nodes.table:
-    """Return a docutils table with a caption."""
-    found = nodes.table("", nodes.title("", title))
+def table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> nodes.table:
+    """Return a docutils table."""
+    found = nodes.table()
     group = nodes.tgroup(cols=len(heads))
     group += [nodes.colspec(colwidth=1) for _ in heads]
     group += nodes.thead("", _row(heads))

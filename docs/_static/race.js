@@ -153,11 +153,10 @@
     function fillTable(cell) {
       const holder = $("steps");
       holder.textContent = "";
+      const pass = chosen("pass").replace(/^./, (letter) => letter.toUpperCase());
+      add(holder, "p", `${pass} at ${cell.M} × ${cell.N} in ${cell.dtype}`);
       const wrapper = add(holder, "div", "", "table-wrapper docutils container");
       const table = add(wrapper, "table", "", "docutils");
-      const pass = chosen("pass").replace(/^./, (letter) => letter.toUpperCase());
-      const shape = `${cell.M} × ${cell.N} in ${cell.dtype}`;
-      add(table, "caption", `${pass} at ${shape}, kernel by kernel`);
       const head = add(add(table, "thead"), "tr");
       for (const name of ["lane", "kernel", "reads", "writes", "time"]) {
         add(head, "th", name).scope = "col";
