@@ -80,9 +80,11 @@ def page_of(chromium: Any) -> Iterator[Callable[..., Any]]:
         contexts.append(context)
         page = context.new_page()
         page.on("pageerror", lambda error: errors.append(str(error)))
-        if frozen:  # time stands still until the test calls page.clock.run_for
-            page.clock.install()
+        if frozen:
+            page.clock.install(time=0)
         page.goto((site / path).as_uri())
+        if frozen:  # time stands still, an hour on, until the test calls page.clock.run_for
+            page.clock.pause_at(3_600_000)
         return page
 
     yield open_page

@@ -1,3 +1,4 @@
+import functools
 import itertools
 import json
 import subprocess
@@ -21,6 +22,9 @@ SPELLINGS: dict[int, tuple[str, traffic.Spelling]] = {
 CONTENDERS = ("eager", "eager_fp32", "ours")
 
 
+load = functools.cache(recording.load)
+
+
 @pytest.fixture(scope="module")
 def evaluated(site: Path) -> list[dict[str, Any]]:
     """Return every race of the page as its script lays it out, run in node."""
@@ -37,7 +41,7 @@ def evaluated(site: Path) -> list[dict[str, Any]]:
 def row_of(race: dict[str, Any], contender: str) -> recording.Row:
     """Return the kernel row that a lane's time must be from."""
     rows = recording.select(
-        recording.load(race["recording"]).rows,
+        load(race["recording"]).rows,
         kind="kernel", section="seed", contender=contender, pass_=race["pass"],
         M=race["M"], N=race["N"], dtype=race["dtype"],
     )  # fmt: skip
@@ -55,7 +59,7 @@ def test_every_recorded_seed_cell_can_be_chosen(evaluated: list[dict[str, Any]])
     """The race offers each cell of the seed's grid that some recording has with all lanes."""
     offered = {(race["M"], race["N"], race["dtype"]) for race in evaluated}
     for name in recording.shipped():
-        rows = recording.select(recording.load(name).rows, kind="kernel", section="seed")
+        rows = recording.select(load(name).rows, kind="kernel", section="seed")
         cells = {(row.M, row.N, row.dtype) for row in rows}
         for M, N, dtype in cells:
             of_cell = recording.select(rows, M=M, N=N, dtype=dtype)
@@ -129,9 +133,7 @@ def test_profiled_kernels_keep_their_shares(evaluated: list[dict[str, Any]]) -> 
 
 def profile(race: dict[str, Any], contender: str) -> list[float]:
     """Return the shares of time of a chain's kernels in the newest profile of it."""
-    loaded = sorted(
-        (recording.load(name) for name in recording.shipped()), key=lambda r: r.provenance.date
-    )
+    loaded = sorted((load(name) for name in recording.shipped()), key=lambda r: r.provenance.date)
     for found in reversed(loaded):
         rows = recording.select(
             found.rows, kind="eager_kernel", contender=contender, pass_=race["pass"],
@@ -185,7 +187,7 @@ def test_a_cell_without_a_lane_is_left_out(monkeypatch: pytest.MonkeyPatch) -> N
 
     some = race_data.races()[0]
     rows = recording.select(
-        recording.load(some.recording).rows,
+        load(some.recording).rows,
         kind="kernel", section="seed", M=some.M, N=some.N, dtype=some.dtype,
     )  # fmt: skip
     assert race_data.race("whole", rows, "forward") is not None

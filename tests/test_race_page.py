@@ -67,7 +67,7 @@ def test_play_and_pause_by_keyboard(page_of: Open, site: Path) -> None:
     page.clock.run_for(1000 * PLAY_S // 4)
     page.keyboard.press("Space")
     at = clock(page)
-    assert at == pytest.approx(end(page) / 4, rel=0.05)
+    assert at == pytest.approx(end(page) / 4, rel=0.02)
     assert status(page).startswith("Paused at")
     page.clock.run_for(1000)
     assert clock(page) == at
@@ -143,7 +143,7 @@ def test_speed(page_of: Open, site: Path, speed: str, factor: float) -> None:
     page.locator(".race-speed").select_option(speed)
     page.locator(".race-play").press("Enter")
     page.clock.run_for(2000)
-    assert clock(page) == pytest.approx(end(page) * factor * 2 / PLAY_S, rel=0.1)
+    assert clock(page) == pytest.approx(end(page) * factor * 2 / PLAY_S, rel=0.02)
 
 
 def test_choices_by_keyboard(page_of: Open, site: Path) -> None:
