@@ -18,6 +18,7 @@ extensions = [
     "mathml",
     "plain_docstrings",
     "results_tables",
+    "race",
     "myst_parser",
     "sphinx.ext.autodoc",
     "sphinx.ext.intersphinx",

@@ -14,6 +14,7 @@ import torch
 if not torch.cuda.is_available():
     os.environ.setdefault("TRITON_INTERPRET", "1")
 
+from browser import chromium, page_of  # noqa: F401  # fixtures for every test module
 from paths import DEVICE
 
 if TYPE_CHECKING:
