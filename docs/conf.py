@@ -1,34 +1,55 @@
 """Sphinx configuration. `sphinx-build -n -W docs site`, which needs neither a GPU nor a network."""
 
+import os
 import sys
 import warnings
 from pathlib import Path
+from urllib.parse import urlparse
 
 from rmsnorm_ref import __version__
+from rmsnorm_ref.measure.provenance import commit
 
 sys.path.append(str(Path(__file__).parent / "_ext"))
 
 project = "rmsnorm_ref"
 author = "The rmsnorm_ref authors"
 version = release = __version__
-copyright = f"2026, {author}. Version {release}"  # the theme's footer shows this line
+
+# The commit of this build: the host of the site says it, or git does.
+_commit, _clean, _ = commit()
+_commit = os.environ.get("READTHEDOCS_GIT_COMMIT_HASH") or _commit
+_changed = "" if _clean or "READTHEDOCS" in os.environ else ", with changes"
+built_from = f"commit {_commit[:7]}{_changed}" if _commit else "no commit known"
+copyright = f"2026, {author}. Version {release}, {built_from}"  # the theme's footer shows it
+
+# Where the site stands, which only its host knows. A citation names the version's own address.
+html_baseurl = os.environ.get("READTHEDOCS_CANONICAL_URL", "")
+_root = html_baseurl.rstrip("/").rpartition("/")[0] or "https://<site>/en"
+citation_base = f"{_root}/v{release}/"
 
 extensions = [
-    "facts",  # docs/_ext, like the next two
+    "fresh",  # docs/_ext, like the next seven
+    "facts",
+    "claims",
+    "head",
+    "recorded",
+    "kernels",
     "mathml",
     "plain_docstrings",
     "myst_parser",
+    "notfound.extension",
     "sphinx.ext.autodoc",
     "sphinx.ext.intersphinx",
     "sphinx.ext.napoleon",
     "sphinx_copybutton",
     "sphinx_gallery.gen_gallery",
+    "sphinxext.opengraph",
 ]
 nitpicky = True  # also where the caller forgets -n
 exclude_patterns = ["_inv", "auto_examples/*.py.md5", "auto_examples/*.ipynb"]
 
 # Prose is MyST. Citable places carry an explicit label, never one made from a heading.
-myst_enable_extensions = ["colon_fence", "deflist", "dollarmath"]
+myst_enable_extensions = ["attrs_block", "colon_fence", "deflist", "dollarmath"]
 html_math_renderer = "mathml"
 
 # Links into other projects resolve against the committed inventories; docs/_ext/inventories.py
@@ -73,3 +94,13 @@ html_title = f"rmsnorm_ref {release}"
 html_static_path = ["_static"]
 html_css_files = ["custom.css"]
 html_copy_source = False
+html_show_sphinx = False
+
+# Social cards are drawn here while the site builds, with matplotlib; nobody is asked for one.
+ogp_site_url = html_baseurl
+ogp_site_name = "rmsnorm_ref"
+ogp_enable_meta_description = False  # every page brings its own
+ogp_social_cards = {"enable": True, "site_url": f"version {release}", "line_color": "#2a6f97"}
+
+# The host serves the 404 page at any depth, so its links start at the root of the site.
+notfound_urls_prefix = urlparse(html_baseurl).path or "/"

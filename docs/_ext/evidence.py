@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
+import rmsnorm_ref
 from rmsnorm_ref import check, oracle, tiling, traffic, tuning
 from rmsnorm_ref.measure import recording
 
@@ -124,4 +125,6 @@ NAMESPACE: dict[str, Any] = {
     "min": min,
     "max": max,
     "len": len,
+    "finfo": torch.finfo,
+    "version": rmsnorm_ref.__version__,
 }
