@@ -26,6 +26,8 @@ copyright = f"2026, {author}. Version {release}, {built_from}"  # the theme's fo
 html_baseurl = os.environ.get("READTHEDOCS_CANONICAL_URL", "")
 _root = html_baseurl.rstrip("/").rpartition("/")[0] or "https://<site>/en"
 citation_base = f"{_root}/v{release}/"
+if html_baseurl:
+    tags.add("hosted")  # type: ignore[name-defined]  # noqa: F821  # Sphinx puts it here
 
 extensions = [
     "fresh",  # docs/_ext, like the next seven
@@ -59,6 +61,7 @@ intersphinx_mapping = {
     "torch": ("https://docs.pytorch.org/docs/stable", "_inv/pytorch.inv"),
 }
 
+toc_object_entries_show_parents = "hide"
 autodoc_member_order = "bysource"
 autodoc_typehints = "signature"
 napoleon_numpy_docstring = False

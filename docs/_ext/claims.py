@@ -185,7 +185,7 @@ class CitationDirective(SphinxDirective):
         address = f"{self.config.citation_base}{page}.html#{name}"
         parts = [f"rmsnorm_ref {__version__}", name, address]
         parts += [f"recording {newest(section=each).id}" for each in sections]
-        return [_block(",\n".join(parts), "text")]
+        return [_block(", ".join(parts), "text")]
 
 
 class BibtexDirective(SphinxDirective):
@@ -210,7 +210,7 @@ class BibtexDirective(SphinxDirective):
 
 
 def _block(text: str, language: str) -> nodes.literal_block:
-    return nodes.literal_block(text, text, language=language)
+    return nodes.literal_block(text, text, language=language, classes=["citation"])
 
 
 def rewrite_list(app: Sphinx, env: BuildEnvironment) -> list[str]:

@@ -1,8 +1,8 @@
 """The reference of the kernels: arguments from their source, bytes from `traffic.py`.
 
-Nothing is retyped. `{kernel-arguments} forward.py rmsnorm_forward_kernel` reads the comments that
-stand above a kernel's parameters; `{kernel-bytes} forward` takes the steps of the byte model and
-writes each size as a formula, found by evaluating the model at two choices of dtypes.
+`{kernel-arguments} forward.py rmsnorm_forward_kernel` reads the parameters from the source;
+`{kernel-bytes} forward` takes the steps of the byte model and writes each size as a formula, found
+by evaluating the model at two choices of dtypes. Nothing can differ from the code in silence.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
+from blocks import table
 from sphinx.util.docutils import SphinxDirective
-from tables import table
 
 import rmsnorm_ref
 from rmsnorm_ref import tiling, traffic
@@ -26,6 +26,36 @@ if TYPE_CHECKING:
 
 PACKAGE = Path(rmsnorm_ref.__file__).parent
 KINDS = {"": "scalar", "tl.int64": "64-bit integer", "tl.constexpr": "compile-time constant"}
+# A name means the same in every kernel. One that is not here stops the build.
+MEANINGS = {
+    "x_ptr": "x [M, N] in its storage dtype, unit column stride",
+    "dy_ptr": "dy [M, N] in the dtype of x, unit column stride; never written to",
+    "w_ptr": "w [N], packed, in a dtype of its own",
+    "y_ptr": "y [M, N] in the dtype of x, packed",
+    "rstd_ptr": "rstd [M] in fp32: the forward writes it, the backward reads it",
+    "mean_ptr": "mean [M] in fp32: mean(dyw * x_hat) of each row; `None` where dx is",
+    "dx_ptr": "dx [M, N] in the dtype of x, packed; `None` where it is not asked for",
+    "partial_dw_ptr": "partial_dw [n_programs, N] in fp32; `None` where dw is not asked for",
+    "dw_ptr": "dw [N] in the dtype of w; `None` where it is not asked for",
+    "x_row_stride": "elements from one row of x to the next, a multiple of ROW_ALIGN",
+    "dy_row_stride": "elements from one row of dy to the next, a multiple of ROW_ALIGN",
+    "M": "rows",
+    "N": "elements of a row",
+    "eps": "added to the mean square, inside the root",
+    "rows_per_program": "rows in a program's chunk",
+    "n_programs": "rows of the partial buffer",
+    "dw_programs": "how many programs, the first ones, own columns of dw",
+    "BLOCK_SIZE": "lanes of a row's tile: next_power_of_2(N)",
+    "ROWS": "rows in a tile, or partial rows added per step",
+    "ROW_ALIGN": "a power of two that divides N and every row stride",
+    "CHUNK": "columns per step",
+    "N_CHUNKS": "steps in a row: cdiv(N, CHUNK)",
+    "COLS": "columns that a program owns",
+    "DW_ROWS": "rows that a program of dw adds per step",
+    "DW_COLS": "columns that a program of dw owns",
+    "NUM_STAGES": "steps of the loop in flight, this one included",
+    "EVICTION": "L2 policy of what is streamed; it follows the size of x and changes no bit",
+}
 ROLES = {
     "obligatory": "headline",
     "small": "total",
@@ -44,50 +74,31 @@ class Argument(NamedTuple):
 
 
 def arguments(source: str, name: str) -> list[Argument]:
-    """Return the parameters of a kernel; the comment above a parameter holds until the next one.
+    """Return the parameters of a kernel, from its source.
 
     Raises:
-        LookupError: there is no such kernel, or its first parameter has no comment.
+        KeyError: there is no such kernel, or `MEANINGS` does not know a parameter.
     """
-    lines = source.splitlines()
-    kernel = next(
-        (
-            n
-            for n in ast.walk(ast.parse(source))
-            if isinstance(n, ast.FunctionDef) and n.name == name
-        ),
-        None,
-    )
-    if kernel is None:
-        raise LookupError(f"no kernel is called {name}")
-    found, comment, seen = [], "", kernel.lineno
-    for parameter in kernel.args.args:
-        between = lines[seen : parameter.lineno - 1]
-        above = [line.strip().removeprefix("#").strip() for line in between if "#" in line]
-        comment, seen = " ".join(above) or comment, max(seen, parameter.lineno)
-        if not comment:
-            raise LookupError(f"{name}: no comment above {parameter.arg}")
+    functions = {n.name: n for n in ast.parse(source).body if isinstance(n, ast.FunctionDef)}
+    found = []
+    for parameter in functions[name].args.args:
         annotation = ast.unparse(parameter.annotation) if parameter.annotation else ""
-        pointer = parameter.arg.endswith("_ptr")
-        found.append(Argument(parameter.arg, "pointer" if pointer else KINDS[annotation], comment))
+        kind = "pointer" if parameter.arg.endswith("_ptr") else KINDS[annotation]
+        found.append(Argument(parameter.arg, kind, MEANINGS[parameter.arg]))
     return found
 
 
 class ArgumentsDirective(SphinxDirective):
-    """Tabulate the parameters of a kernel."""
+    """Tabulate the parameters of a kernel, in their order."""
 
     required_arguments = 2
 
     def run(self) -> list[nodes.Node]:
-        """Return the table; parameters under one comment share a row."""
+        """Return the table."""
         file, name = self.arguments
         self.env.note_dependency(str(PACKAGE / file))
-        rows: list[list[str]] = []
-        for each in arguments((PACKAGE / file).read_text(encoding="utf-8"), name):
-            if rows and rows[-1][1:] == [each.kind, each.meaning]:
-                rows[-1][0] += f", `{each.name}`"
-            else:
-                rows.append([f"`{each.name}`", each.kind, each.meaning])
+        found = arguments((PACKAGE / file).read_text(encoding="utf-8"), name)
+        rows = [(f"`{each.name}`", each.kind, each.meaning) for each in found]
         return [table(f"Arguments of `{name}`", ("Argument", "Kind", "What it is"), rows)]
 
 
@@ -97,7 +108,7 @@ SHAPES = {
     "forward": (1009, 4093),
     "wide_forward": (1009, 10007),
     "backward": (1009, 4093),
-    "few_rows_backward": (509, 8 * 509),
+    "few_rows_backward": (509, 8 * 113),
     "wide_backward": (1009, 20011),
     "column_backward": (1009, 40009),
 }
@@ -117,22 +128,17 @@ def size(one: Step, other: Step, M: int, N: int) -> str:
     """Write a step's bytes as a formula: `one` is fp16 with an fp32 weight, `other` the reverse."""
     count = {M * N: "M·N", M: "M", N: "N"}[one.n_elements]
     widths = (one.n_bytes // one.n_elements, other.n_bytes // other.n_elements)
-    return f"{count}·" + {(2, 4): "e", (4, 2): "e_w", (4, 4): "4"}[widths]
+    return {(2, 4): f"{count}·e", (4, 2): f"{count}·e_w", (4, 4): f"4·{count}"}[widths]
 
 
 def times(step: Step, path: str, M: int, N: int) -> str:
     """Write how often all programs together ask for a tensor."""
-    tile = tiling.backward_tile(min(N, tiling.ONE_TILE_MAX))
-    dw_cols = tiling.dw_cols(traffic.GPU)
-    known: dict[int | None, str] = {
-        None: "P",
-        1: "1",
-        M: "M",
-        2 * M: "2·M",
-        -(-N // tiling.COLUMN_BLOCK): f"⌈N / {tiling.COLUMN_BLOCK}⌉",
-    }
+    known: dict[int | None, str] = {None: "P", 1: "once", M: "M", 2 * M: "2·M"}
+    if path == "column_backward":
+        known[-(-N // tiling.COLUMN_BLOCK)] = f"⌈N / {tiling.COLUMN_BLOCK}⌉"
     if path == "few_rows_backward":
-        known = {None: "P", 1: "1", -(-M // tile.rows): "⌈M / ROWS⌉"}
+        dw_cols = tiling.dw_cols(traffic.GPU)
+        known[-(-M // tiling.backward_tile(N).rows)] = "⌈M / ROWS⌉"
         known[1 + -(-N // dw_cols)] = f"1 + ⌈N / {dw_cols}⌉"
     return known[step.repeats]
 

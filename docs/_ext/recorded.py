@@ -7,11 +7,11 @@ from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from blocks import definitions, table, text_or_code
 from docutils import nodes
 from evidence import recordings
 from sphinx import addnodes
 from sphinx.util.docutils import SphinxDirective
-from tables import definitions, table, text_or_code
 
 from rmsnorm_ref.measure import recording, schema
 from rmsnorm_ref.measure.recording import Recording, stale
