@@ -30,7 +30,8 @@ if html_baseurl:
     tags.add("hosted")  # type: ignore[name-defined]  # noqa: F821  # Sphinx puts it here
 
 extensions = [
-    "fresh",  # docs/_ext, like the next seven
+    "accessible",  # docs/_ext, like the next eight
+    "fresh",
     "facts",
     "claims",
     "head",

@@ -15,6 +15,7 @@ if not torch.cuda.is_available():
     os.environ.setdefault("TRITON_INTERPRET", "1")
 
 from paths import DEVICE
+from site_build import served, site, small  # noqa: F401  # fixtures of every site test
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

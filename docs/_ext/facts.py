@@ -72,7 +72,7 @@ def link_facts(app: Sphinx, doctree: nodes.document, page: str) -> None:
         target, anchor = places[label]
         uri = app.builder.get_relative_uri(page, target)
         link = nodes.reference("", "", internal=True, refuri=f"{uri}#{anchor}")
-        node.replace_self(link)
+        node.parent.replace(node, link)
         link += node
 
 

@@ -26,13 +26,14 @@ EXTENSIONS = Path(__file__).parent
 SUFFIXES = {".py", ".json", ".npz", ".txt", ".cff"}
 
 
-def fingerprint(*folders: Path) -> str:
-    """Hash every source, recording and data file, the versions below and the device."""
+def fingerprint(*places: Path) -> str:
+    """Hash files, and all sources, recordings and data of folders; the versions and the device."""
     digest = hashlib.sha256()
-    for folder in folders:
-        for path in sorted(folder.rglob("*") if folder.is_dir() else [folder]):
-            if path.suffix in SUFFIXES:
-                digest.update(str(path.relative_to(folder)).encode() + path.read_bytes())
+    for place in places:
+        files = sorted(place.rglob("*")) if place.is_dir() else [place]
+        for path in files:
+            if path.suffix in SUFFIXES and path.is_file():
+                digest.update(str(path.relative_to(place.parent)).encode() + path.read_bytes())
     for name in ("torch", "triton", "matplotlib"):
         try:
             digest.update(f"{name} {importlib.metadata.version(name)}".encode())
@@ -45,7 +46,8 @@ def fingerprint(*folders: Path) -> str:
 def prepare(app: Sphinx, config: Config) -> None:
     """Compare with what the last build saw; where it differs, forget what that build made."""
     root = Path(app.srcdir).parent
-    config.sources_hash = fingerprint(PACKAGE, EXTENSIONS, root / "tests", root / "CITATION.cff")
+    listed = [root / "CITATION.cff", *sorted((root / "tests").glob("*.txt"))]  # mutants, by name
+    config.sources_hash = fingerprint(PACKAGE, EXTENSIONS, *listed)
     for folder in config.sphinx_gallery_conf["gallery_dirs"].split():
         made = Path(app.srcdir) / folder
         stamp = made / "sources_hash"
