@@ -10,9 +10,17 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 PAGE = "# One\n\nLimit {fact}`tiling.LARGEST_N`.\n\n```{toctree}\nauto_examples/index\n```\n"
-SCRIPT = '"""\nOne\n===\n\nText.\n"""\n' + (
-    'from rmsnorm_ref import tiling\nprint("limit", tiling.LARGEST_N)\n'
-)
+SCRIPT = '''"""
+One
+===
+
+Text.
+"""
+
+from rmsnorm_ref import tiling
+
+print("limit", tiling.LARGEST_N)
+'''
 MADE = "auto_examples/plot_one"
 
 

@@ -103,6 +103,12 @@ def percent(value: float) -> str:
     return f"{100 * value:.0f} %"
 
 
+def gpu(**equal: Any) -> Fact:
+    """Return the GPU of the newest recording that has a row with these fields."""
+    found = newest(**equal)
+    return Fact(found.provenance.gpu, found.id)
+
+
 # What an expression may use: the functions above, the package's two models and its constants.
 NAMESPACE: dict[str, Any] = {
     "us": us,
@@ -126,5 +132,6 @@ NAMESPACE: dict[str, Any] = {
     "max": max,
     "len": len,
     "finfo": torch.finfo,
+    "gpu": gpu,
     "version": rmsnorm_ref.__version__,
 }
