@@ -49,7 +49,7 @@ extensions = [
     "sphinxext.opengraph",
 ]
 nitpicky = True  # also where the caller forgets -n
-exclude_patterns = ["_inv", "auto_examples/*.py.md5", "auto_examples/*.ipynb"]
+exclude_patterns = ["_build", "_inv", "auto_examples/*.py.md5", "auto_examples/*.ipynb"]
 
 # Prose is MyST. Citable places carry an explicit label, never one made from a heading.
 myst_enable_extensions = ["attrs_block", "colon_fence", "deflist", "dollarmath"]
