@@ -1,36 +1,60 @@
 """Sphinx configuration. `sphinx-build -n -W docs site`, which needs neither a GPU nor a network."""
 
+import os
 import sys
 import warnings
 from pathlib import Path
+from urllib.parse import urlparse
 
 from rmsnorm_ref import __version__
+from rmsnorm_ref.measure.provenance import commit
 
 sys.path.append(str(Path(__file__).parent / "_ext"))
 
 project = "rmsnorm_ref"
 author = "The rmsnorm_ref authors"
 version = release = __version__
-copyright = f"2026, {author}. Version {release}"  # the theme's footer shows this line
+
+# The commit of this build: the host of the site says it, or git does.
+_commit, _clean, _ = commit()
+_commit = os.environ.get("READTHEDOCS_GIT_COMMIT_HASH") or _commit
+_changed = "" if _clean or "READTHEDOCS" in os.environ else ", with changes"
+built_from = f"commit {_commit[:7]}{_changed}" if _commit else "no commit known"
+copyright = f"2026, {author}. Version {release}, {built_from}"  # the theme's footer shows it
+
+# Where the site stands, which only its host knows. A citation names the version's own address.
+html_baseurl = os.environ.get("READTHEDOCS_CANONICAL_URL", "")
+_root = html_baseurl.rstrip("/").rpartition("/")[0] or "https://<site>/en"
+citation_base = f"{_root}/v{release}/"
+if html_baseurl:
+    tags.add("hosted")  # type: ignore[name-defined]  # noqa: F821  # Sphinx puts it here
 
 extensions = [
-    "facts",  # docs/_ext, like the next three
+    "accessible",  # docs/_ext, like the next ten
+    "fresh",
+    "facts",
+    "claims",
+    "head",
+    "recorded",
+    "kernels",
     "mathml",
     "plain_docstrings",
     "results_tables",
     "race",
     "myst_parser",
+    "notfound.extension",
     "sphinx.ext.autodoc",
     "sphinx.ext.intersphinx",
     "sphinx.ext.napoleon",
     "sphinx_copybutton",
     "sphinx_gallery.gen_gallery",
+    "sphinxext.opengraph",
 ]
 nitpicky = True  # also where the caller forgets -n
-exclude_patterns = ["_inv", "auto_examples/*.py.md5", "auto_examples/*.ipynb"]
+exclude_patterns = ["_build", "_inv", "auto_examples/*.py.md5", "auto_examples/*.ipynb"]
 
 # Prose is MyST. Citable places carry an explicit label, never one made from a heading.
-myst_enable_extensions = ["colon_fence", "deflist", "dollarmath"]
+myst_enable_extensions = ["attrs_block", "colon_fence", "deflist", "dollarmath"]
 html_math_renderer = "mathml"
 
 # Links into other projects resolve against the committed inventories; docs/_ext/inventories.py
@@ -40,6 +64,7 @@ intersphinx_mapping = {
     "torch": ("https://docs.pytorch.org/docs/stable", "_inv/pytorch.inv"),
 }
 
+toc_object_entries_show_parents = "hide"
 autodoc_member_order = "bysource"
 autodoc_typehints = "signature"
 napoleon_numpy_docstring = False
@@ -75,3 +100,13 @@ html_title = f"rmsnorm_ref {release}"
 html_static_path = ["_static"]
 html_css_files = ["custom.css"]
 html_copy_source = False
+html_show_sphinx = False
+
+# Social cards are drawn here while the site builds, with matplotlib; nobody is asked for one.
+ogp_site_url = html_baseurl
+ogp_site_name = "rmsnorm_ref"
+ogp_enable_meta_description = False  # every page brings its own
+ogp_social_cards = {"enable": True, "site_url": f"version {release}", "line_color": "#2a6f97"}
+
+# The host serves the 404 page at any depth, so its links start at the root of the site.
+notfound_urls_prefix = urlparse(html_baseurl).path or "/"

@@ -16,6 +16,7 @@ if not torch.cuda.is_available():
 
 from browser import chromium, page_of  # noqa: F401  # fixtures for every test module
 from paths import DEVICE
+from site_build import served, site, small  # noqa: F401  # fixtures of every site test
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -1,99 +1,16 @@
-import functools
-import http.server
+"""The site builds as the README says, offline, and a broken source stops it."""
+
 import os
 import re
 import shutil
 import socket
 import subprocess
 import sys
-import threading
 import zlib
-from collections.abc import Iterator
-from html.parser import HTMLParser
 from pathlib import Path
 
 import pytest
-
-ROOT = Path(__file__).parents[1]
-GALLERY = sorted((ROOT / "gallery").glob("plot_*.py"))
-pytest.importorskip("sphinx_gallery", reason="the site needs the docs extra")
-
-# Imported by every Python that finds it on its path: any connection to another machine fails.
-NO_NETWORK = """
-import socket
-
-def _connect(self, address):
-    if self.family != socket.AF_UNIX:
-        raise OSError(f"the network is denied: {address}")
-    return _real(self, address)
-
-_real = socket.socket.connect
-socket.socket.connect = _connect
-socket.getaddrinfo = lambda *args, **kwargs: (_ for _ in ()).throw(OSError("no network"))
-"""
-
-
-class Tags(HTMLParser):
-    """Collect every tag of a page with its attributes."""
-
-    def __init__(self, page: Path) -> None:
-        super().__init__()
-        self.tags: list[tuple[str, dict[str, str | None]]] = []
-        self.feed(page.read_text(encoding="utf-8"))
-
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        """Keep one tag."""
-        self.tags.append((tag, dict(attrs)))
-
-
-def copy_sources(folder: Path) -> Path:
-    """Copy what the site is built from, so that a build leaves nothing in the checkout."""
-    leftovers = shutil.ignore_patterns("auto_examples", "gen_modules", "__pycache__")
-    for name in ("docs", "gallery", "rmsnorm_ref", "tests"):  # pages state what the tests state
-        shutil.copytree(ROOT / name, folder / name, ignore=leftovers)
-    shutil.copy(ROOT / "README.md", folder)
-    return folder
-
-
-def build(folder: Path) -> subprocess.CompletedProcess[str]:
-    """Run the README's build in a folder, with the network denied, and return how it ended."""
-    denied = folder / "denied"
-    denied.mkdir(exist_ok=True)
-    (denied / "sitecustomize.py").write_text(NO_NETWORK)
-    environment = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"}
-    return subprocess.run(
-        [sys.executable, "-m", "sphinx", "-n", "-W", "docs", "site"],
-        cwd=folder,
-        env=environment | {"PYTHONPATH": str(denied)},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-
-
-@pytest.fixture(scope="module")
-def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Build the whole site once."""
-    folder = copy_sources(tmp_path_factory.mktemp("whole"))
-    result = build(folder)
-    assert result.returncode == 0, result.stdout + result.stderr
-    return folder / "site"
-
-
-@pytest.fixture
-def small(tmp_path: Path) -> Path:
-    """Return sources with one page and one gallery script that only prints, to break."""
-    folder = copy_sources(tmp_path)
-    for script in (folder / "gallery").glob("plot_*.py"):
-        script.unlink()
-    (folder / "gallery/plot_one.py").write_text('"""\nOne\n===\n\nText.\n"""\n\nprint(1)\n')
-    shutil.rmtree(folder / "docs/reference")
-    for page in ("glossary", "results"):
-        (folder / f"docs/{page}.md").unlink()
-    for pages in ("design", "model"):
-        shutil.rmtree(folder / "docs" / pages)
-    (folder / "docs/index.md").write_text("# One\n\n```{toctree}\nauto_examples/index\n```\n")
-    return folder
+from site_build import GALLERY, NO_NETWORK, ROOT, build
 
 
 def test_site_builds_with_no_network(site: Path) -> None:
@@ -131,53 +48,29 @@ def test_gallery_script_that_raises_fails_the_build(small: Path) -> None:
     assert "broken on purpose" in result.stdout + result.stderr
 
 
-@pytest.mark.parametrize(
-    ("text", "name"),
-    [
-        ("{py:func}`rmsnorm_ref.no_such_name`", "rmsnorm_ref.no_such_name"),
-        ("{py:class}`torch.NoSuchClass`", "torch.NoSuchClass"),
-        ("[text](#no-such-label)", "no-such-label"),
-        ("{doc}`no-such-page`", "no-such-page"),
-    ],
-)
-def test_broken_reference_fails_the_build(small: Path, text: str, name: str) -> None:
-    """A reference to a name, label or page that does not exist fails the build, and is named."""
+BROKEN = {
+    "{py:func}`rmsnorm_ref.no_such_name`": "rmsnorm_ref.no_such_name",
+    "{py:class}`torch.NoSuchClass`": "torch.NoSuchClass",
+    "[text](#no-such-label)": "no-such-label",
+    "{doc}`no-such-page`": "no-such-page",
+    "{fact}`us('ours', 'forward', 3, 5)`": "us('ours', 'forward', 3, 5)",
+    "{fact}`traffic`": "a module is no number",
+    "{fact}`us('ours', 'forward', 4096, 8192)`": "no page lists recording",
+    ":::{claim} Wrong_Id\nText.\n:::": "Wrong_Id",
+    ":::{claim} c-one\nText.\n:::\n\n:::{claim} c-one\nText.\n:::": "c-one is already made",
+}
+
+
+def test_broken_sources_fail_the_build(small: Path) -> None:
+    """What does not exist, or stands there twice, fails the build; each is named in a warning."""
     with (small / "docs/index.md").open("a") as page:
-        page.write(f"\nSee {text}.\n")
+        page.write("\n" + "\n\n".join(BROKEN) + "\n")
     result = build(small)
     assert result.returncode != 0
-    assert name in result.stdout + result.stderr
-
-
-def test_every_image_has_alt_text(site: Path) -> None:
-    """Every figure of the site says in words what it shows, and there is at least one."""
-    figures = []
-    for page in site.rglob("*.html"):
-        for tag, attributes in Tags(page).tags:
-            # The gallery's index shows thumbnails beside their titles: they are decoration there.
-            if tag == "img" and not str(attributes.get("src")).endswith("_thumb.png"):
-                figures.append(attributes.get("alt") or "")
-    scraped = [alt for alt in figures if alt.startswith("plot ")]
-    assert figures
-    assert all(alt.strip() for alt in figures), figures
-    assert not scraped, "a figure with no title: its alt text is its script's name"
-
-
-def test_pages_load_nothing_from_elsewhere(site: Path) -> None:
-    """No page loads a script, a style, a font or an image from another host."""
-    loading = {"script": "src", "img": "src", "link": "href", "iframe": "src"}
-    for page in site.rglob("*.html"):
-        for tag, attributes in Tags(page).tags:
-            address = str(attributes.get(loading.get(tag, ""), ""))
-            assert "//" not in address, f"{page.name}: {tag} {address}"
-    for style in site.rglob("*.css"):
-        assert not re.search(r"(@import|url\()\s*['\"]?(https?:)?//", style.read_text()), style
-
-
-def test_no_page_shows_a_run_time(site: Path) -> None:
-    """No page tells how long its script took, which says nothing about a kernel's time."""
-    for page in site.rglob("*.html"):
-        assert "running time" not in page.read_text(encoding="utf-8"), page.name
+    lines = (result.stdout + result.stderr).splitlines()
+    warnings = [line for line in lines if "WARNING" in line or "ERROR" in line]
+    for name in BROKEN.values():
+        assert any(name in line for line in warnings), name
 
 
 @pytest.mark.parametrize("script", GALLERY, ids=lambda path: path.stem)
@@ -209,6 +102,13 @@ def test_ci_runs_the_readme_commands() -> None:
     assert "&& pytest" not in script
 
 
+def test_hosted_build_fails_on_warnings() -> None:
+    """The host builds the same site: from conf.py, with the docs extra, warnings as errors."""
+    settings = (ROOT / ".readthedocs.yaml").read_text()
+    for line in ("version: 2", "configuration: docs/conf.py", "fail_on_warning: true", "- docs"):
+        assert line in settings
+
+
 def test_readme_example_runs(tmp_path: Path) -> None:
     """The README's example runs as it stands, from another folder, with no GPU or with one."""
     readme = (ROOT / "README.md").read_text()
@@ -235,43 +135,3 @@ def test_inventories_match_their_generator(monkeypatch: pytest.MonkeyPatch) -> N
         assert header == fresh_header
         # Not the bytes: two zlib builds may compress the same lines differently.
         assert zlib.decompress(body) == zlib.decompress(fresh_body)
-
-
-@pytest.fixture
-def served(site: Path) -> Iterator[str]:
-    """Serve the built site on this machine alone, and stop afterwards."""
-    handler = functools.partial(http.server.SimpleHTTPRequestHandler, directory=str(site))
-    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler)
-    threading.Thread(target=server.serve_forever, daemon=True).start()
-    yield f"http://127.0.0.1:{server.server_port}"
-    server.shutdown()
-
-
-@pytest.mark.skipif(shutil.which("chromium") is None, reason="needs chromium on the path")
-def test_no_page_scrolls_sideways_on_a_phone(served: str, site: Path, tmp_path: Path) -> None:
-    """At 400 pixels no page is wider than its window, and formulas are drawn, not shown as TeX."""
-    pages = [path.relative_to(site).as_posix() for path in site.rglob("*.html")]
-    pages = [page for page in pages if not page.startswith("_")]
-    frames = "".join(f'<iframe width="400" height="800" src="/{page}"></iframe>' for page in pages)
-    script = """
-      addEventListener("load", () => {
-        const wide = [...document.querySelectorAll("iframe")].map((frame) => {
-          const root = frame.contentDocument.documentElement;
-          const maths = frame.contentDocument.querySelectorAll("math");
-          const flat = [...maths].filter((m) => m.getBoundingClientRect().height < 5).length;
-          return `${frame.src} ${root.scrollWidth} ${maths.length} ${flat}`;
-        });
-        document.body.innerText = wide.join("\\n") + "\\nEND";
-      });"""
-    (site / "_phone.html").write_text(f"<body>{frames}<script>{script}</script></body>")
-    flags = "--headless --no-sandbox --disable-gpu --disable-quic --no-first-run --dump-dom"
-    flags += " --virtual-time-budget=20000"
-    flags += " --disable-background-networking --disable-component-update --disable-sync"
-    command = ["chromium", *flags.split(), f"--user-data-dir={tmp_path}", f"{served}/_phone.html"]
-    dumped = subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
-    rows = re.findall(rf"{served}(/\S+) (\d+) (\d+) (\d+)", dumped.stdout)
-    assert "END" in dumped.stdout
-    assert len(rows) == len(pages), dumped.stdout
-    assert [row for row in rows if int(row[1]) > 400] == []
-    assert [row for row in rows if int(row[3]) > 0] == []
-    assert any(int(row[2]) > 0 for row in rows)

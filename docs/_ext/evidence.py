@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
+import rmsnorm_ref
 from rmsnorm_ref import check, oracle, tiling, traffic, tuning
 from rmsnorm_ref.measure import recording
 
@@ -102,6 +103,12 @@ def percent(value: float) -> str:
     return f"{100 * value:.0f} %"
 
 
+def gpu(**equal: Any) -> Fact:
+    """Return the GPU of the newest recording that has a row with these fields."""
+    found = newest(**equal)
+    return Fact(found.provenance.gpu, found.id)
+
+
 # What an expression may use: the functions above, the package's two models and its constants.
 NAMESPACE: dict[str, Any] = {
     "us": us,
@@ -124,4 +131,7 @@ NAMESPACE: dict[str, Any] = {
     "min": min,
     "max": max,
     "len": len,
+    "finfo": torch.finfo,
+    "gpu": gpu,
+    "version": rmsnorm_ref.__version__,
 }

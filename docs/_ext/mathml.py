@@ -20,7 +20,8 @@ def visit_math(translator: HTML5Translator, node: nodes.math) -> None:
 
 def visit_display_math(translator: HTML5Translator, node: nodes.math_block) -> None:
     """Write a displayed formula, with its number and link where the page gives it a label."""
-    translator.body.append(translator.starttag(node, "div", CLASS="math"))
+    # It scrolls where it is wider than the page, and what scrolls must be reached by keyboard.
+    translator.body.append(translator.starttag(node, "div", CLASS="math", tabindex="0"))
     if node["number"]:
         translator.body.append(f'<span class="eqno">({node["number"]})')
         translator.add_permalink_ref(node, "Link to this equation")

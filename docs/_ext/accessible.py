@@ -1,0 +1,47 @@
+"""Small repairs of what the theme and the gallery write, so that axe-core finds nothing wrong.
+
+None can be made by a setting or a template's block. Each is a replacement in the finished page; a
+test looks for the new text, so that a repair which a later theme makes void is noticed.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from sphinx.application import Sphinx
+
+REPAIRS = {
+    # A heading needs a level; the captions of the table of contents need not be headings.
+    '<p class="caption" role="heading">': '<p class="caption">',
+    # Two landmarks of one kind need a name each.
+    '<aside class="sidebar-drawer">': '<aside class="sidebar-drawer" aria-label="Site">',
+    '<aside class="toc-drawer">': '<aside class="toc-drawer" aria-label="This page">',
+    # What scrolls sideways must be reached by keyboard.
+    '<div class="highlight"><pre>': '<div class="highlight"><pre tabindex="0">',
+    '<div class="table-wrapper ': '<div tabindex="0" class="table-wrapper ',
+    # A page needs a heading.
+    '<div id="search-results"></div>': '<h1>Search</h1>\n<div id="search-results"></div>',
+}
+
+
+def repair_pages(app: Sphinx) -> None:
+    """Repair every page between its template and its file."""
+    if app.builder.format != "html":
+        return
+    templates: Any = app.builder.templates  # of builders for HTML
+    render = templates.render
+
+    def repaired(template: str, context: dict[str, Any]) -> str:
+        page = str(render(template, context))
+        for old, new in REPAIRS.items():
+            page = page.replace(old, new)
+        return page
+
+    templates.render = repaired
+
+
+def setup(app: Sphinx) -> dict[str, Any]:
+    """Repair once the builder has its templates."""
+    app.connect("builder-inited", repair_pages, priority=900)
+    return {"version": "1", "parallel_read_safe": True, "parallel_write_safe": True}

@@ -1,0 +1,62 @@
+"""One description per page: for search engines, link previews and the social card alike.
+
+A page of prose states its own, as `description` under `html_meta`. A page made from a script is
+described by its first paragraph. Pages that Sphinx makes are described below.
+"""
+
+from __future__ import annotations
+
+import html
+import logging
+from typing import TYPE_CHECKING, Any
+
+import sphinxext.opengraph  # type: ignore[import-untyped]  # ships no types
+from docutils import nodes
+
+if TYPE_CHECKING:
+    from sphinx.application import Sphinx
+
+MADE_BY_SPHINX = {
+    "genindex": "Every documented name of rmsnorm_ref, in alphabetical order.",
+    "py-modindex": "The documented modules of rmsnorm_ref.",
+    "search": "Search the pages of rmsnorm_ref; the search runs in the browser.",
+}
+LONGEST = 200  # characters; previews cut what is longer
+
+
+def described(doctree: nodes.document) -> str:
+    """Return a page's stated description, or else its first paragraph, cut at a word."""
+    for meta in doctree.findall(nodes.meta):
+        if meta.get("name") == "description":
+            return str(meta["content"])
+    first = next(doctree.findall(nodes.paragraph), None)
+    text = " ".join(first.astext().split()) if first else ""
+    return text if len(text) <= LONGEST else text[:LONGEST].rpartition(" ")[0] + " ..."
+
+
+def add_description(
+    app: Sphinx, page: str, template: str, context: dict[str, Any], doctree: nodes.document | None
+) -> None:
+    """Add the meta tag to a page that does not state one."""
+    del app, template
+    if 'name="description"' in context.get("metatags", ""):
+        return
+    text = described(doctree) if doctree else MADE_BY_SPHINX.get(page, "")
+    if text:
+        tag = f'<meta name="description" content="{html.escape(text)}" />\n'
+        context["metatags"] = context.get("metatags", "") + tag
+
+
+def for_card(doctree: nodes.document, length: int, known_titles: set[str]) -> str:
+    """Take the place of a function that would quote formulas and code."""
+    del length, known_titles
+    return described(doctree)
+
+
+def setup(app: Sphinx) -> dict[str, Any]:
+    """Describe pages before the cards are drawn."""
+    # The cards' font has one weight; matplotlib would say so at every page.
+    logging.getLogger("matplotlib.font_manager").setLevel(logging.ERROR)
+    sphinxext.opengraph.get_description = for_card
+    app.connect("html-page-context", add_description, priority=100)
+    return {"version": "1", "parallel_read_safe": True, "parallel_write_safe": True}

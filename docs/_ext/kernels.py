@@ -1,0 +1,207 @@
+"""The reference of the kernels: arguments from their source, bytes from `traffic.py`.
+
+`{kernel-arguments} forward.py rmsnorm_forward_kernel` reads the parameters from the source;
+`{kernel-bytes} forward` takes the steps of the byte model and writes each size as a formula, found
+by evaluating the model at two choices of dtypes. Nothing can differ from the code in silence.
+"""
+
+from __future__ import annotations
+
+import ast
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import torch
+from blocks import table
+from sphinx.util.docutils import SphinxDirective
+
+import rmsnorm_ref
+from rmsnorm_ref import tiling, traffic
+
+if TYPE_CHECKING:
+    from docutils import nodes
+    from sphinx.application import Sphinx
+
+    from rmsnorm_ref.steps import Step
+
+PACKAGE = Path(rmsnorm_ref.__file__).parent
+KINDS = {"": "scalar", "tl.int64": "64-bit integer", "tl.constexpr": "compile-time constant"}
+# A name means the same in every kernel. One that is not here stops the build.
+MEANINGS = {
+    "x_ptr": "x [M, N] in its storage dtype, unit column stride",
+    "dy_ptr": "dy [M, N] in the dtype of x, unit column stride; never written to",
+    "w_ptr": "w [N], packed, in a dtype of its own",
+    "y_ptr": "y [M, N] in the dtype of x, packed",
+    "rstd_ptr": "rstd [M] in fp32: the forward writes it, the backward reads it",
+    "mean_ptr": "mean [M] in fp32: mean(dyw * x_hat) of each row; `None` where dx is",
+    "dx_ptr": "dx [M, N] in the dtype of x, packed; `None` where it is not asked for",
+    "partial_dw_ptr": "partial_dw [n_programs, N] in fp32; `None` where dw is not asked for",
+    "dw_ptr": "dw [N] in the dtype of w; `None` where it is not asked for",
+    "x_row_stride": "elements from one row of x to the next, a multiple of ROW_ALIGN",
+    "dy_row_stride": "elements from one row of dy to the next, a multiple of ROW_ALIGN",
+    "M": "rows",
+    "N": "elements of a row",
+    "eps": "added to the mean square, inside the root",
+    "rows_per_program": "rows in a program's chunk",
+    "n_programs": "rows of the partial buffer",
+    "dw_programs": "how many programs, the first ones, own columns of dw",
+    "BLOCK_SIZE": "lanes of a row's tile: next_power_of_2(N)",
+    "ROWS": "rows in a tile, or partial rows added per step",
+    "ROW_ALIGN": "a power of two that divides N and every row stride",
+    "CHUNK": "columns per step",
+    "N_CHUNKS": "steps in a row: cdiv(N, CHUNK)",
+    "COLS": "columns that a program owns",
+    "DW_ROWS": "rows that a program of dw adds per step",
+    "DW_COLS": "columns that a program of dw owns",
+    "NUM_STAGES": "steps of the loop in flight, this one included",
+    "EVICTION": "L2 policy of what is streamed; it follows the size of x and changes no bit",
+}
+ROLES = {
+    "obligatory": "headline",
+    "small": "total",
+    "reread": "read from HBM again",
+    "cached": "read again, from a cache",
+    "scratch": "scratch, per program",
+}
+
+
+class Argument(NamedTuple):
+    """One parameter of a kernel."""
+
+    name: str
+    kind: str
+    meaning: str
+
+
+def arguments(source: str, name: str) -> list[Argument]:
+    """Return the parameters of a kernel, from its source.
+
+    Raises:
+        KeyError: there is no such kernel, or `MEANINGS` does not know a parameter.
+    """
+    functions = {n.name: n for n in ast.parse(source).body if isinstance(n, ast.FunctionDef)}
+    found = []
+    for parameter in functions[name].args.args:
+        annotation = ast.unparse(parameter.annotation) if parameter.annotation else ""
+        kind = "pointer" if parameter.arg.endswith("_ptr") else KINDS[annotation]
+        found.append(Argument(parameter.arg, kind, MEANINGS[parameter.arg]))
+    return found
+
+
+class ArgumentsDirective(SphinxDirective):
+    """Tabulate the parameters of a kernel, in their order."""
+
+    required_arguments = 2
+
+    def run(self) -> list[nodes.Node]:
+        """Return the table."""
+        file, name = self.arguments
+        self.env.note_dependency(str(PACKAGE / file))
+        found = arguments((PACKAGE / file).read_text(encoding="utf-8"), name)
+        rows = [(f"`{each.name}`", each.kind, each.meaning) for each in found]
+        return [table(f"Arguments of `{name}`", ("Argument", "Kind", "What it is"), rows)]
+
+
+# A shape at which each path is taken, both counts prime or nearly so: that no two formulas of the
+# table below give the same number there.
+SHAPES = {
+    "forward": (1009, 4093),
+    "wide_forward": (1009, 10007),
+    "backward": (1009, 4093),
+    "few_rows_backward": (509, 8 * 113),
+    "wide_backward": (1009, 20011),
+    "column_backward": (1009, 40009),
+}
+
+
+def steps(path: str, x_dtype: torch.dtype, w_dtype: torch.dtype) -> tuple[Step, ...]:
+    """Return the steps of a path at its shape; the shape must lead there."""
+    M, N = SHAPES[path]
+    if path.endswith("forward"):
+        assert tiling.forward_path(N) == path
+        return traffic.forward(M, N, x_dtype, w_dtype).steps
+    assert tiling.backward_path(M, N, traffic.GPU) == path
+    return traffic.backward(M, N, x_dtype, w_dtype).steps
+
+
+def size(one: Step, other: Step, M: int, N: int) -> str:
+    """Write a step's bytes as a formula: `one` is fp16 with an fp32 weight, `other` the reverse."""
+    count = {M * N: "M·N", M: "M", N: "N"}[one.n_elements]
+    widths = (one.n_bytes // one.n_elements, other.n_bytes // other.n_elements)
+    return {(2, 4): f"{count}·e", (4, 2): f"{count}·e_w", (4, 4): f"4·{count}"}[widths]
+
+
+def times(step: Step, path: str, M: int, N: int) -> str:
+    """Write how often all programs together ask for a tensor."""
+    known: dict[int | None, str] = {None: "P", 1: "once", M: "M", 2 * M: "2·M"}
+    if path == "column_backward":
+        known[-(-N // tiling.COLUMN_BLOCK)] = f"⌈N / {tiling.COLUMN_BLOCK}⌉"
+    if path == "few_rows_backward":
+        dw_cols = tiling.dw_cols(traffic.GPU)
+        known[-(-M // tiling.backward_tile(N).rows)] = "⌈M / ROWS⌉"
+        known[1 + -(-N // dw_cols)] = f"1 + ⌈N / {dw_cols}⌉"
+    return known[step.repeats]
+
+
+class BytesDirective(SphinxDirective):
+    """Tabulate what one path moves, by the byte model."""
+
+    required_arguments = 1
+
+    def run(self) -> list[nodes.Node]:
+        """Return the table."""
+        path = self.arguments[0]
+        M, N = SHAPES[path]
+        pairs = zip(
+            steps(path, torch.float16, torch.float32),
+            steps(path, torch.float32, torch.float16),
+            strict=True,
+        )
+        rows = [
+            (
+                f"`{one.kernel}`",
+                f"`{one.tensor}`",
+                one.access,
+                size(one, other, M, N),
+                times(one, path, M, N),
+                ROLES[one.role],
+            )
+            for one, other in pairs
+        ]
+        head = ("Kernel", "Tensor", "Access", "Bytes", "Asked for", "Counted as")
+        return [table(f"Bytes of the path `{path}`", head, rows)]
+
+
+def ranges() -> list[tuple[str, str, str, str]]:
+    """Return (columns, forward, backward, backward of few rows) for all widths, by `tiling.py`."""
+    many = 2**40
+    found: list[tuple[int, int, tuple[str, str, str]]] = []
+    for N in range(1, tiling.LARGEST_N + 1):
+        several = "several rows to a tile" if tiling.forward_tile(N).rows > 1 else ""
+        paths = (
+            f"`{tiling.forward_path(N)}`" + (several and f", {several}"),
+            f"`{tiling.backward_path(many, N, traffic.GPU)}`",
+            f"`{tiling.backward_path(1, -(-N // 8) * 8, traffic.GPU)}`",
+        )
+        if found and found[-1][2] == paths:
+            found[-1] = (found[-1][0], N, paths)
+        else:
+            found.append((N, N, paths))
+    return [(f"{first} to {last}", *paths) for first, last, paths in found]
+
+
+class PathsDirective(SphinxDirective):
+    """Tabulate which kernel serves which width."""
+
+    def run(self) -> list[nodes.Node]:
+        """Return the table."""
+        head = ("Columns N", "Forward", "Backward", "Backward, few rows, N % 8 = 0")
+        return [table("The path of each width", head, ranges())]
+
+
+def setup(app: Sphinx) -> dict[str, Any]:
+    """Register the directives."""
+    app.add_directive("kernel-arguments", ArgumentsDirective)
+    app.add_directive("kernel-bytes", BytesDirective)
+    app.add_directive("paths", PathsDirective)
+    return {"version": "1", "parallel_read_safe": True, "parallel_write_safe": True}
