@@ -1,0 +1,120 @@
+"""Two plain figures for results that no recording holds: curves over a number, dots beside names.
+
+A script that computes something on the spot draws it with one call, in the style of all figures.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from . import style
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+
+class Words(NamedTuple):
+    """Hold what a figure says: its finding, what it shows for alt text, and its axes' labels."""
+
+    title: str
+    shows: str  # "Worst error of y over its bound"; the title follows it in the alt text
+    value: str  # label of the axis that carries the values
+    place: str = ""  # label of the other axis
+
+    @property
+    def alt(self) -> str:
+        """Return the alt text: one sentence."""
+        return f"{self.shows}: {self.title}."
+
+
+@style.styled
+def curves(
+    x: Sequence[float],
+    series: Mapping[str, Sequence[float]],
+    words: Words,
+    source: str,
+    *,
+    log_x: int | None = 4,
+    log_y: bool = False,
+    line: tuple[str, Sequence[float]] | None = None,
+    markers: bool = True,
+) -> style.Drawing:
+    """Draw up to five series over the same numbers.
+
+    Args:
+        x: what varies.
+        series: values at each x, by label.
+        words: what is written.
+        source: where the values come from, say `live.here()`.
+        log_x: base of a logarithmic x axis; None: linear.
+        log_y: whether values are shown by their logarithm; otherwise their axis starts at zero.
+        line: a label and values at each x, drawn in black: a bound, a prediction.
+        markers: whether each value has a marker.
+    """
+    looks = style.series(list(series))
+    figure, (panel,) = style.card(3.2)
+    for look, values in zip(looks, series.values(), strict=True):
+        marker = {"marker": look.marker, "markersize": 6} if markers else {}
+        panel.plot(x, values, color=look.colour, linewidth=1.4, **marker)
+    if line:
+        panel.plot(x, line[1], color=style.INK, linewidth=1.6)
+    if log_x:
+        panel.set_xscale("log", base=log_x, subs=[])
+        panel.xaxis.set_major_formatter(lambda value, _: f"{value:g}")
+    panel.set_xlabel(words.place)
+    if log_y:
+        panel.set_yscale("log")
+        panel.set_ylabel(words.value)
+        panel.grid(axis="y", color=style.ROOM, linewidth=0.8)
+    else:
+        drawn = [*series.values(), *([line[1]] if line else [])]
+        style.value_axis(panel.yaxis, words.value, 1.1 * max(map(max, drawn)))
+    entries = style.key(panel, looks)
+    if line:
+        entries += panel.plot([], [], color=style.INK, linewidth=1.6, label=line[0])
+    return style.finish(figure, words.title, words.alt, source, entries)
+
+
+@style.styled
+def dots(
+    names: Sequence[str],
+    series: Mapping[str, Sequence[float]],
+    words: Words,
+    source: str,
+    *,
+    limit: tuple[str, float] = ("the bound", 1.0),
+    log: bool = False,
+) -> style.Drawing:
+    """Draw one line per name, with a marker for each series on it.
+
+    Args:
+        names: one per line, the first on top; a name may have two lines.
+        series: values by label, one per name; NaN: none.
+        words: what is written; `place` is not used.
+        source: where the values come from, say `live.here()`.
+        limit: a label and a value, drawn as a black line across.
+        log: whether values are shown by their logarithm; otherwise their axis starts at zero.
+    """
+    looks = style.series(list(series))
+    line_in = 0.18 + 0.16 * max(len(looks), 1 + max(name.count("\n") for name in names))
+    figure, (panel,) = style.card(line_in * len(names) + 0.6)
+    panel.axvline(limit[1], color=style.INK, linewidth=1.6, zorder=1)
+    for i, (look, values) in enumerate(zip(looks, series.values(), strict=True)):
+        offset = (i - (len(looks) - 1) / 2) * 0.5 / max(1, len(looks) - 1)
+        for y, value in enumerate(values):
+            if value == value:  # noqa: PLR0124  # false for NaN alone
+                style.point(panel, value, y + offset, look)
+    panel.set_yticks(range(len(names)), names)
+    panel.set_ylim(len(names) - 0.5, -0.5)
+    panel.tick_params(axis="y", length=0)
+    if log:
+        panel.set_xscale("log")
+        panel.set_xlabel(words.value)
+        panel.grid(axis="x", color=style.ROOM, linewidth=0.8)
+    else:
+        found: list[Any] = [value for values in series.values() for value in values]
+        top = max(value for value in [*found, limit[1]] if value == value)  # noqa: PLR0124
+        style.value_axis(panel.xaxis, words.value, 1.1 * top)
+    entries = style.key(panel, looks)
+    entries += panel.plot([], [], color=style.INK, linewidth=1.6, label=limit[0])
+    return style.finish(figure, words.title, words.alt, source, entries)
