@@ -54,7 +54,7 @@ sphinx_gallery_conf = {
     "examples_dirs": "../gallery",
     "gallery_dirs": "auto_examples",
     "filename_pattern": r"/plot_",
-    "within_subsection_order": "FileNameSortKey",
+    "within_subsection_order": "gallery_order.Argument",
     "abort_on_example_error": True,
     "backreferences_dir": "gen_modules/backreferences",
     "doc_module": ("rmsnorm_ref",),

@@ -21,7 +21,7 @@ import matplotlib.pyplot as plt
 import torch
 
 from rmsnorm_ref import oracle, rmsnorm, tiling
-from rmsnorm_ref.measure import live, style
+from rmsnorm_ref.measure import live, panels, style
 
 device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 Tensors = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
@@ -41,8 +41,8 @@ dy, x, w = draw_inputs(16, 1000, torch.float32)
 for name, autograd, formula in zip(
     ("dx", "dw"), oracle.rmsnorm_backward(dy, x, w), oracle.truth_backward(dy, x, w), strict=True
 ):
-    difference = oracle.errors(autograd, formula).relative_l2
-    print(f"{name}: autograd of the oracle differs from the formula by {difference:.1e} of its norm")
+    off = oracle.errors(autograd, formula).relative_l2
+    print(f"{name}: autograd of the oracle is off the formula by {off:.1e} of its norm")
 
 # %%
 # Run the kernels
@@ -71,7 +71,7 @@ def worst(M: int, N: int, dtype: torch.dtype) -> dict[str, float]:
 
 
 found = {(M, N, dtype): worst(M, N, dtype) for M, N in SHAPES for dtype in DTYPES}
-labels = [f"{M} × {N}\n{tiling.backward_path(M, N, device)}" for M, N in SHAPES]
+labels = [f"{panels.shape(M, N)}\n{tiling.backward_path(M, N, device)}" for M, N in SHAPES]
 
 # %%
 # The figure
@@ -85,20 +85,20 @@ labels = [f"{M} × {N}\n{tiling.backward_path(M, N, device)}" for M, N in SHAPES
 def draw() -> style.Drawing:
     """Draw the worst error over its bound, by shape, for dx and dw."""
     looks = style.series([str(dtype).removeprefix("torch.") for dtype in DTYPES])
-    figure, panels = style.card(0.5 * len(SHAPES) + 0.6, 2, sharey=True)
-    for panel, name in zip(panels, ("dx", "dw"), strict=True):
+    figure, axes = style.card(0.5 * len(SHAPES) + 0.6, 2, sharey=True)
+    for panel, name in zip(axes, ("dx", "dw"), strict=True):
         panel.axvline(1, color=style.INK, linewidth=1.6)
         for i, (M, N) in enumerate(SHAPES):
             for offset, dtype, look in zip((-0.25, 0, 0.25), DTYPES, looks, strict=True):
                 style.point(panel, found[M, N, dtype][name], i + offset, look)
         style.value_axis(panel.xaxis, f"{name}: error / bound", 1.15)
-    panels[0].set_yticks(range(len(SHAPES)), labels, fontsize=style.NOTE_PT)
-    panels[0].set_ylim(len(SHAPES) - 0.5, -0.5)
+    axes[0].set_yticks(range(len(SHAPES)), labels, fontsize=style.NOTE_PT)
+    axes[0].set_ylim(len(SHAPES) - 0.5, -0.5)
     most = max(ratio for ratios in found.values() for ratio in ratios.values())
     title = f"dx and dw stay within their bounds: the worst element at {most:.3f} of its own"
     alt = f"Worst error of dx and dw over its bound, {len(SHAPES)} shapes, three dtypes: {title}."
-    entries = style.key(panels[0], looks)
-    entries += panels[0].plot([], [], color=style.INK, linewidth=1.6, label="the bound")
+    entries = style.key(axes[0], looks)
+    entries += axes[0].plot([], [], color=style.INK, linewidth=1.6, label="the bound")
     return style.finish(figure, title, alt, live.here(), entries)
 
 

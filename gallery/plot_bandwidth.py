@@ -56,7 +56,7 @@ for rows in (1024, 4096, 16384):
 # Per element the forward squares, adds, and multiplies twice. In the time in which HBM delivers one
 # byte a GPU can do many fp32 operations; this pass has hardly any for it to do.
 
-print(f"forward: {4 * M * N / forward.obligatory_bytes:.0f} floating-point operation per byte moved")
+print(f"forward: {4 * M * N / forward.obligatory_bytes:.0f} floating-point operation per byte")
 
 # %%
 # The figures
@@ -78,9 +78,9 @@ plt.show()
 # -------------------------------
 #
 # Effective bandwidth is counted bytes over measured time; nothing in it reads the hardware. So the
-# same passes were run under the DRAM counters of the GPU. A count below the model is the L2 at work:
-# what it wrote it keeps for a while, and a small result need not have left it when the kernel ends.
-# Counters need a profiler's rights, so these are never taken live.
+# same passes were run under the DRAM counters of the GPU. A count below the model is the L2 at
+# work: it holds on to what is written, and a small result need not have left it when the kernel
+# ends. Counters need a profiler's rights, so these are never taken live.
 
 counted = live.recorded("counters")
 print(live.source(live.Evidence(counted, live=False)))

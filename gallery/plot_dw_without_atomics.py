@@ -24,17 +24,17 @@ from rmsnorm_ref.measure import figures, live
 
 device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 interpreter.prepare(device)  # before Triton is imported: with no GPU, to interpret
-import triton  # noqa: E402
-import triton.language as tl  # noqa: E402
+import triton
+import triton.language as tl
 
-from rmsnorm_ref.backward import reduce_dw_kernel, rmsnorm_backward_kernel  # noqa: E402
+from rmsnorm_ref.backward import reduce_dw_kernel, rmsnorm_backward_kernel
 
 M, N = 512, 1024
 PROGRAMS = (1, 2, 8, 32, 128)
 
 
 @triton.jit
-def atomic_dw_kernel(dy_ptr, x_ptr, rstd_ptr, dw_ptr, rows: tl.constexpr, N: tl.constexpr):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN201, D103
+def atomic_dw_kernel(dy_ptr, x_ptr, rstd_ptr, dw_ptr, rows: tl.constexpr, N: tl.constexpr):
     row, cols = tl.program_id(0) * rows, tl.arange(0, N)
     dw = tl.zeros([N], dtype=tl.float32)
     for i in range(row, row + rows):

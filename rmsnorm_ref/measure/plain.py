@@ -37,7 +37,6 @@ def curves(
     log_x: int | None = 4,
     log_y: bool = False,
     line: tuple[str, Sequence[float]] | None = None,
-    markers: bool = True,
 ) -> style.Drawing:
     """Draw up to five series over the same numbers.
 
@@ -49,13 +48,11 @@ def curves(
         log_x: base of a logarithmic x axis; None: linear.
         log_y: whether values are shown by their logarithm; otherwise their axis starts at zero.
         line: a label and values at each x, drawn in black: a bound, a prediction.
-        markers: whether each value has a marker.
     """
     looks = style.series(list(series))
     figure, (panel,) = style.card(3.2)
     for look, values in zip(looks, series.values(), strict=True):
-        marker = {"marker": look.marker, "markersize": 6} if markers else {}
-        panel.plot(x, values, color=look.colour, linewidth=1.4, **marker)
+        panel.plot(x, values, look.marker, linestyle="-", color=look.colour, markersize=6)
     if line:
         panel.plot(x, line[1], color=style.INK, linewidth=1.6)
     if log_x:
