@@ -59,6 +59,7 @@ sphinx_gallery_conf = {
     "backreferences_dir": "gen_modules/backreferences",
     "doc_module": ("rmsnorm_ref",),
     "image_srcset": ["2x"],
+    "image_scrapers": ("gallery_images.scraper",),
     "capture_repr": (),
     "remove_config_comments": True,
     "show_signature": False,

@@ -11,7 +11,7 @@ them, by shape. This script runs all four and holds every element against the fl
 # Why not gradcheck
 # -----------------
 #
-# :func:`torch.autograd.gradcheck` compares with finite differences in float64, which these kernels
+# ``torch.autograd.gradcheck`` compares with finite differences in float64, which these kernels
 # refuse: their statistics are fp32 by design. So there are two references of our own. The truth is
 # the closed formula in float64. The oracle never sees that formula: it is autograd's derivative of
 # the fp32 forward, and :func:`rmsnorm_ref.oracle.rmsnorm_backward` rounds it once. If the formula

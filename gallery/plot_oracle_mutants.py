@@ -4,7 +4,7 @@ Every planted fault leaves its bound; a customary tolerance lets some pass
 
 A bound is worth what it rejects. This script takes the package's own kernels, plants one fault in a
 copy of their source, runs the copy, and holds the result against the oracle's bounds, and against
-the tolerance that :func:`torch.testing.assert_close` takes by default.
+the tolerance that ``torch.testing.assert_close`` takes by default.
 """
 
 # %%
@@ -28,7 +28,6 @@ from rmsnorm_ref.measure import figures, live
 
 device = "cuda" if torch.cuda.is_available() else "cpu"
 copies = tempfile.TemporaryDirectory()
-sys.path.append(copies.name)
 M, N = 24, 1023
 
 
@@ -69,6 +68,7 @@ def planted(fault: Fault) -> Any:
             source = source.replace(fault.old, fault.new)
         # An operator's name belongs to the whole process.
         (folder / file.name).write_text(source.replace("rmsnorm_ref::", f"{name}::"))
+    sys.path.insert(0, copies.name)
     copy = importlib.import_module(name)
     importlib.import_module(f"{name}.tuning").set_mode("fixed")  # no search for each copy
     return copy

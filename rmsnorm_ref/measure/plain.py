@@ -5,6 +5,8 @@ A script that computes something on the spot draws it with one call, in the styl
 
 from __future__ import annotations
 
+import math
+from importlib import import_module
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from . import style
@@ -59,13 +61,8 @@ def curves(
         panel.set_xscale("log", base=log_x, subs=[])
         panel.xaxis.set_major_formatter(lambda value, _: f"{value:g}")
     panel.set_xlabel(words.place)
-    if log_y:
-        panel.set_yscale("log")
-        panel.set_ylabel(words.value)
-        panel.grid(axis="y", color=style.ROOM, linewidth=0.8)
-    else:
-        drawn = [*series.values(), *([line[1]] if line else [])]
-        style.value_axis(panel.yaxis, words.value, 1.1 * max(map(max, drawn)))
+    drawn = [value for values in series.values() for value in values]
+    _value_axis(panel.yaxis, words.value, [*drawn, *(line[1] if line else ())], log=log_y)
     entries = style.key(panel, looks)
     if line:
         entries += panel.plot([], [], color=style.INK, linewidth=1.6, label=line[0])
@@ -99,19 +96,24 @@ def dots(
     for i, (look, values) in enumerate(zip(looks, series.values(), strict=True)):
         offset = (i - (len(looks) - 1) / 2) * 0.5 / max(1, len(looks) - 1)
         for y, value in enumerate(values):
-            if value == value:  # noqa: PLR0124  # false for NaN alone
+            if not math.isnan(value):
                 style.point(panel, value, y + offset, look)
     panel.set_yticks(range(len(names)), names)
     panel.set_ylim(len(names) - 0.5, -0.5)
     panel.tick_params(axis="y", length=0)
-    if log:
-        panel.set_xscale("log")
-        panel.set_xlabel(words.value)
-        panel.grid(axis="x", color=style.ROOM, linewidth=0.8)
-    else:
-        found: list[Any] = [value for values in series.values() for value in values]
-        top = max(value for value in [*found, limit[1]] if value == value)  # noqa: PLR0124
-        style.value_axis(panel.xaxis, words.value, 1.1 * top)
+    drawn = [value for values in series.values() for value in values if not math.isnan(value)]
+    _value_axis(panel.xaxis, words.value, [*drawn, limit[1]], log=log)
     entries = style.key(panel, looks)
     entries += panel.plot([], [], color=style.INK, linewidth=1.6, label=limit[0])
     return style.finish(figure, words.title, words.alt, source, entries)
+
+
+def _value_axis(axis: Any, label: str, values: Sequence[float], *, log: bool) -> None:
+    """Give an axis its unit and its grid; it starts at zero, or spans whole decades."""
+    style.value_axis(axis, label, 1.1 * max(values))
+    if log:
+        ticker = import_module("matplotlib.ticker")
+        low, high = math.floor(math.log10(min(values))), math.ceil(math.log10(max(values)))
+        axis.axes.set(**{f"{axis.axis_name}scale": "log"})
+        axis.axes.set(**{f"{axis.axis_name}lim": (10.0**low, 10.0**high)})
+        axis.set_minor_locator(ticker.NullLocator())  # within a decade it would write labels

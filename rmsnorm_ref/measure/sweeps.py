@@ -82,7 +82,7 @@ def _curves(panel: Axes, rows: Sequence[Row], at: Callable[[Row], float]) -> Non
     ceilings = {at(row): panels.ceiling_bandwidth(row) for row in whole if row.kind == "kernel"}
     one = "_" if len(ceilings) == 1 else ""  # a line through one point would not be seen
     x, heights = zip(*ceilings.items(), strict=True)
-    panel.plot(x, heights, one, linestyle="-", color=style.INK, linewidth=1.6, ms=14, zorder=2)
+    panel.plot(x, heights, color=style.INK, linewidth=1.6, marker=one, ms=14, zorder=2)
     most = max(ceilings.values())
     curves = itertools.product(panels.contenders(rows), (("kernel", "-"), ("resident", ":")))
     for name, (kind, line) in curves:
