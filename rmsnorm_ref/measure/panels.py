@@ -187,6 +187,12 @@ def span(values: Iterable[float], form: str = "{:.0f}") -> str:
     return low if low == high else f"{low} to {high}"
 
 
+def from_to(values: Sequence[float], several: str = "", single: str = "at") -> str:
+    """Say from where to where sorted numbers go, or, where there is only one, at which they are."""
+    low, high = (f"{value:.0f}" for value in (values[0], values[-1]))
+    return f"{single} {low}" if low == high else f"{several} from {low} to {high}".strip()
+
+
 def some(things: Collection[Any], noun: str) -> str:
     """Count things in words: "1 shape", "12 shapes"."""
     return f"{len(things)} {noun}{'s' * (len(things) != 1)}"

@@ -211,7 +211,7 @@ def finish(
     figure: Figure,
     title: str,
     alt: str,
-    provenance: Provenance,
+    provenance: Provenance | str,
     entries: Sequence[Artist] = (),
     *,
     live: bool = False,
@@ -222,12 +222,12 @@ def finish(
         figure: from `card`.
         title: the finding, in a few words; long ones are wrapped.
         alt: one sentence for those who cannot see the figure.
-        provenance: of the rows that are drawn.
+        provenance: of the rows that are drawn, or `live.here()` for what no recording holds.
         entries: legend entries, from `key`, `patches`, or artists with a label.
         live: whether the rows were measured just now.
     """
     panels_in = figure.get_figheight()
-    source = note(provenance, live=live)
+    source = provenance if isinstance(provenance, str) else note(provenance, live=live)
     heading = _fitted(figure, title, fontsize=TITLE_PT, fontweight="bold", va="top")
     footing = _fitted(figure, source, fontsize=NOTE_PT, color=FAINT, va="bottom")
     legend = _legend(figure, list(entries))

@@ -47,7 +47,7 @@ def size_sweep(
     panel.xaxis.set_major_formatter(lambda x, _: f"{x:g}")
     panel.set_xlabel("bytes that one call must move, MiB")
     sizes = sorted((row.obligatory_bytes or 0) / panels.MEBI for row in rows)
-    title = f"{pass_.title()}, {dtype}: {{}} from {sizes[0]:.0f} to {sizes[-1]:.0f} MiB"
+    title = f"{pass_.title()}, {dtype}: {{}} {panels.from_to(sizes)} MiB"
     return _close(figure, panel, recording, rows, title, live=live)
 
 
@@ -71,26 +71,28 @@ def width_sweep(
     panel.xaxis.set_major_formatter(lambda x, _: f"{x:g}")
     panel.set_xlabel("N, elements per row")
     widths = sorted(row.N for row in rows)
-    title = f"{pass_.title()}, {dtype}: {{}} for N from {widths[0]} to {widths[-1]}"
+    title = f"{pass_.title()}, {dtype}: {{}} {panels.from_to(widths, 'for N', 'at N =')}"
     return _close(figure, panel, recording, rows, title, live=live)
 
 
 def _curves(panel: Axes, rows: Sequence[Row], at: Callable[[Row], float]) -> None:
     """Draw the ceiling and one curve per contender, with its p20-p80 band."""
     by_x = sorted(rows, key=at)
-    whole = [row for row in by_x if row.N & (row.N - 1) == 0]
+    whole = [row for row in by_x if row.N & (row.N - 1) == 0] or by_x
     ceilings = {at(row): panels.ceiling_bandwidth(row) for row in whole if row.kind == "kernel"}
-    panel.plot(*zip(*ceilings.items(), strict=True), color=style.INK, linewidth=1.6, zorder=2)
+    one = "_" if len(ceilings) == 1 else ""  # a line through one point would not be seen
+    x, heights = zip(*ceilings.items(), strict=True)
+    panel.plot(x, heights, color=style.INK, linewidth=1.6, marker=one, ms=14, zorder=2)
     most = max(ceilings.values())
     curves = itertools.product(panels.contenders(rows), (("kernel", "-"), ("resident", ":")))
     for name, (kind, line) in curves:
         colour = style.LOOKS[name].colour
         own = [row for row in whole if (row.contender, row.kind) == (name, kind)]
         if own:
-            x, bands = [at(row) for row in own], [panels.bandwidth(row) for row in own]
+            places, bands = [at(row) for row in own], [panels.bandwidth(row) for row in own]
             lows, middles, highs = zip(*bands, strict=True)
-            panel.fill_between(x, lows, highs, color=colour, alpha=0.25, linewidth=0)
-            panel.plot(x, middles, color=colour, linewidth=1.4, linestyle=line, zorder=2)
+            panel.fill_between(places, lows, highs, color=colour, alpha=0.25, linewidth=0)
+            panel.plot(places, middles, color=colour, linewidth=1.4, linestyle=line, zorder=2)
     for row in by_x:
         low, middle, high = panels.bandwidth(row)
         band = None if row in whole else (low, high)
