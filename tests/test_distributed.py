@@ -59,6 +59,25 @@ def test_ddp_trains_a_block_as_one_process_does(ranks: Ranks) -> None:
     ranks.run(_block_against_one_process)
 
 
+def _fsdp_in_fp32(here: Here) -> None:
+    from torch.distributed.fsdp import fully_shard
+
+    x, w, dy = batch(here, 4, dtype=BF16)
+    w = w.float()
+    module = norm(here, w)
+    fully_shard(module, mesh=here.mesh)
+    y = module(share(here, x))
+    y.backward(share(here, dy))
+    found = module.weight.grad.full_tensor()  # type: ignore[union-attr]
+    assert (y.dtype, found.dtype) == (BF16, FP32)
+    assert_gradients(x, w, dy, None, found * WORLD)
+
+
+def test_fully_shard_keeps_an_fp32_weight_beside_bf16_rows(ranks: Ranks) -> None:
+    """With no policy the weight stays fp32, y is bf16, and dw is that of the joined batch."""
+    ranks.run(_fsdp_in_fp32)
+
+
 def _compiled_and_checkpointed(here: Here) -> None:
     torch._dynamo.reset()
     x, _, dy = batch(here, 3, 4)

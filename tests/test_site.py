@@ -87,7 +87,8 @@ def small(tmp_path: Path) -> Path:
     for script in (folder / "gallery").glob("plot_*.py"):
         script.unlink()
     (folder / "gallery/plot_one.py").write_text('"""\nOne\n===\n\nText.\n"""\n\nprint(1)\n')
-    shutil.rmtree(folder / "docs/reference")
+    for pages in ("reference", "tutorial", "howto"):
+        shutil.rmtree(folder / "docs" / pages)
     for page in ("glossary", "design"):
         (folder / f"docs/{page}.md").unlink()
     (folder / "docs/index.md").write_text("# One\n\n```{toctree}\nauto_examples/index\n```\n")
