@@ -3,9 +3,11 @@
 An eager call on plain tensors goes through `torch.autograd.Function` straight to the launchers.
 Whatever must not look into a launcher, or cannot (torch.compile, fake and meta tensors, subclasses,
 dispatch modes), sees each pass as one opaque operator. Second derivatives are refused on both ways.
+DTensors come back here as the plain tensors of one rank, by way of `sharded.py`.
 """
 
 import contextlib
+import sys
 from typing import Any
 
 import torch
@@ -118,6 +120,10 @@ def apply(x: Tensor, w: Tensor, eps: float) -> Tensor:
     _refuse_transforms()
     y: Tensor
     if _through_dispatcher(x, w):
+        if _distributed(x, w):
+            from . import sharded
+
+            return sharded.apply(x, w, eps, apply)
         y, _ = forward_op(x, w, eps)
         return y
     if torch._C._is_tracing():
@@ -146,6 +152,14 @@ def _through_dispatcher(x: Tensor, w: Tensor) -> bool:
 
 
 _PLAIN = (Tensor, torch.nn.Parameter)
+
+
+def _distributed(x: Tensor, w: Tensor) -> bool:
+    """Tell whether x or w is a DTensor; there is none before somebody imported their module."""
+    dtensors = sys.modules.get("torch.distributed.tensor")
+    return dtensors is not None and any(isinstance(t, dtensors.DTensor) for t in (x, w))
+
+
 # A tensor that outlived its torch.func transform is a wrapper without storage.
 _unwrap_if_dead = torch._C._functorch.unwrap_if_dead
 

@@ -20,7 +20,9 @@ def rmsnorm(x: Tensor, w: Tensor, eps: float = 1e-6) -> Tensor:
         x: [..., N], fp16, bf16 or fp32, any strides, on a GPU, or on the CPU where the kernels are
             interpreted. Read in place if it starts on 16 bytes and has evenly spaced rows of unit
             column stride; any other layout costs a packed copy in each pass.
-        w: [N], fp16, bf16 or fp32, independent of the dtype of x, on the device of x.
+            A DTensor is replicated or split by rows; each rank normalises the rows that it holds.
+        w: [N], fp16, bf16 or fp32, independent of the dtype of x, on the device of x. Replicated on
+            the mesh of x if that is a DTensor.
         eps: added to the mean square, inside the root; 0, or a positive normal number of fp32. With
             0, a row of zeros gives NaN.
 
@@ -29,10 +31,11 @@ def rmsnorm(x: Tensor, w: Tensor, eps: float = 1e-6) -> Tensor:
         dtype of x and dw with the dtype of w, and computes only the gradients that are asked for.
 
     Raises:
-        TypeError: an argument is no tensor, eps is no number, or a dtype is not one of the three
-            (float64 is refused and not rounded).
+        TypeError: an argument is no tensor, eps is no number, a dtype is not one of the three
+            (float64 is refused and not rounded), or only one of x and w is a DTensor.
         ValueError: w is not [N]; N is 0 or more than 65536; eps is out of range; x and w are on
-            different devices; RMSNORM_REF_TUNING is no known word.
+            different devices or meshes, or split so that a rank lacks data of a row;
+            RMSNORM_REF_TUNING is no known word.
         RuntimeError: the tensors are on the CPU and Triton cannot interpret any more; in the
             backward, create_graph is asked for.
         NotImplementedError: a torch.func transform is active.

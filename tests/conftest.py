@@ -16,6 +16,7 @@ if not torch.cuda.is_available():
 
 from browser import chromium, page_of  # noqa: F401  # fixtures for every test module
 from paths import DEVICE
+from ranks import WORLD, Ranks
 from site_build import served, site, small  # noqa: F401  # fixtures of every site test
 
 if TYPE_CHECKING:
@@ -67,3 +68,15 @@ def poisoned() -> Iterator[None]:
     assert torch.empty(3).isnan().all()
     yield
     torch.use_deterministic_algorithms(mode=False)
+
+
+@pytest.fixture(scope="module", params=["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+def ranks(request: pytest.FixtureRequest) -> Iterator[Ranks]:
+    """Keep two ranks of a process group for a test file: on the CPU, and on two GPUs."""
+    if not torch.distributed.is_available():
+        pytest.skip("this build of torch has no torch.distributed")
+    if request.param == "cuda" and torch.cuda.device_count() < WORLD:
+        pytest.skip("needs two GPUs")
+    both = Ranks(request.param)
+    yield both
+    both.close()
