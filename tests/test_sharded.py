@@ -79,11 +79,15 @@ def _sequence_parallel(here: Here, *, compiled: bool) -> None:
     bound = oracle.bound_dx(dy, x, w, EPS)
     oracle.assert_within(mine.grad, share(here, true_dx, 1), share(here, bound, 1), "dx")
     assert_gradients(x, w, dy, None, module.weight.grad.full_tensor())
+    # An optimizer adds the ranks' shares up: one step of SGD takes the whole of dw.
+    expected = module.weight.full_tensor() - module.weight.grad.full_tensor()
+    torch.optim.SGD(module.parameters(), lr=1.0).step()
+    torch.testing.assert_close(module.weight.to_local(), expected)
 
 
 @pytest.mark.parametrize("compiled", [False, True])
 def test_sequence_parallel_takes_the_module(ranks: Ranks, compiled: bool) -> None:
-    """parallelize_module with SequenceParallel is right around the module, compiled or not."""
+    """SequenceParallel is right around the module, compiled or not, and an optimizer's step too."""
     ranks.run(_run_sequence_parallel, compiled)
 
 
