@@ -84,8 +84,8 @@ print(f"one added a thousand times in bf16: {counter.item():.0f}")
 # The figure
 # ----------
 #
-# The black line is what the oracle allows rstd, for any order that a kernel adds in. In a kernel
-# bound by memory fp32 costs nothing: the registers were free. One bound by arithmetic might pay.
+# The black line is what the oracle allows rstd. In a kernel bound by memory fp32 costs nothing, as
+# the registers were free; one bound by arithmetic might have to pay.
 
 means = {name: [e.abs().mean().item() for e in found] for name, found in errors.items()}
 narrow, ours = means["bf16 sums"][-1], means["rmsnorm_ref"][-1]
