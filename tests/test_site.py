@@ -2,7 +2,6 @@
 
 import os
 import re
-import shutil
 import socket
 import subprocess
 import sys
@@ -71,22 +70,6 @@ def test_broken_sources_fail_the_build(small: Path) -> None:
     warnings = [line for line in lines if "WARNING" in line or "ERROR" in line]
     for name in BROKEN.values():
         assert any(name in line for line in warnings), name
-
-
-@pytest.mark.parametrize("script", GALLERY, ids=lambda path: path.stem)
-def test_gallery_script_runs_alone(script: Path, tmp_path: Path) -> None:
-    """A gallery script runs as a plain script, from another folder, and is at most 120 lines."""
-    assert len(script.read_text().splitlines()) <= 120
-    environment = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"}
-    result = subprocess.run(
-        [sys.executable, shutil.copy(script, tmp_path)],
-        cwd=tmp_path,
-        env=environment | {"MPLBACKEND": "agg"},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert result.returncode == 0, result.stderr
 
 
 def test_ci_runs_the_readme_commands() -> None:
