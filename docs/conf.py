@@ -84,6 +84,7 @@ sphinx_gallery_conf = {
     "backreferences_dir": "gen_modules/backreferences",
     "doc_module": ("rmsnorm_ref",),
     "image_srcset": ["2x"],
+    "thumbnail_size": (240, 168),  # shown at 160 x 112; larger ones make the index heavy
     "capture_repr": (),
     "remove_config_comments": True,
     "show_signature": False,
