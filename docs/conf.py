@@ -87,6 +87,7 @@ sphinx_gallery_conf = {
     "doc_module": ("rmsnorm_ref",),
     "image_srcset": ["2x"],
     "image_scrapers": ("gallery_images.scraper",),
+    "thumbnail_size": (240, 168),  # shown at 160 x 112; larger ones make the index heavy
     "capture_repr": (),
     "remove_config_comments": True,
     "show_signature": False,

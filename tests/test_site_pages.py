@@ -59,6 +59,7 @@ def test_every_page_has_a_description_of_its_own(pages: dict[str, Tags]) -> None
         ]
         assert len(found) == 1, f"{name}: {found}"
         assert 20 <= len(found[0]) <= 210, f"{name}: {found[0]}"
+        assert "Go to the end" not in found[0], f"{name}: the gallery's note is no description"
         assert found[0] not in seen, f"{name} and {seen[found[0]]} have one description"
         seen[found[0]] = name
 

@@ -29,7 +29,9 @@ def described(doctree: nodes.document) -> str:
     for meta in doctree.findall(nodes.meta):
         if meta.get("name") == "description":
             return str(meta["content"])
-    first = next(doctree.findall(nodes.paragraph), None)
+    # Of the text itself: the gallery puts a note about the download before it.
+    paragraphs = doctree.findall(nodes.paragraph)
+    first = next((each for each in paragraphs if isinstance(each.parent, nodes.section)), None)
     text = " ".join(first.astext().split()) if first else ""
     return text if len(text) <= LONGEST else text[:LONGEST].rpartition(" ")[0] + " ..."
 

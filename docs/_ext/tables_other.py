@@ -95,7 +95,7 @@ def host() -> Table:
         for name in dict.fromkeys(row.contender for row in rows)
     ]
     caption = f"Host time per call in µs, {cell_name(rows[0])}, {rows[0].dtype}"
-    titles = ("", "forward, no gradients", "forward, recording", "forward and backward")
+    titles = ("implementation", "forward, no gradients", "forward, recording", "forward and backward")
     return Table(caption, titles, body, (source.id,))
 
 
@@ -111,7 +111,7 @@ def cold() -> Table:
         for row in rows
     ]
     caption = f"One call with a cold L2, {rows[0].dtype}"
-    return Table(caption, (f"pass, {SHAPE}", "", "µs"), body, (source.id,))
+    return Table(caption, (f"pass, {SHAPE}", "kernel", "µs"), body, (source.id,))
 
 
 def counters() -> Table:
@@ -131,7 +131,7 @@ def counters() -> Table:
                 f"{total:.2f}",
             )
         )
-    titles = ("", "read, MB", "model", "written, MB", "model", "counted / model")
+    titles = ("implementation, pass, shape", "read, MB", "model", "written, MB", "model", "counted / model")
     caption = f"DRAM bytes by hardware counters beside the model's, {rows[0].dtype}"
     return Table(caption, titles, body, (source.id,))
 
