@@ -1,7 +1,8 @@
 """Read docstrings as the plain prose they are, where reST would take arithmetic for markup.
 
-Two things only: `|dy|` is an absolute value and not a substitution, and the first line of a
-property may have a colon without being split there into a type and a text.
+`|dy|` is an absolute value and not a substitution, and the first line of a property may have a
+colon without being split there into a type and a text. What Python writes for the field of a named
+tuple, its number, is left out: the docstring of the class says what the fields are.
 """
 
 import re
@@ -15,6 +16,8 @@ CODE_OR_BAR = re.compile(r"(`[^`]*`)|\|")
 def process(app: Sphinx, what: str, name: str, obj: object, options: Any, lines: list[str]) -> None:
     """Rewrite one docstring in place: escape bars outside code and examples."""
     del app, name, obj, options  # the event hands them over; a docstring needs none of them
+    if lines and lines[0].startswith("Alias for field number"):
+        lines.clear()
     example = False
     for i, line in enumerate(lines):
         example = bool(line.strip()) and (example or line.lstrip().startswith(">>>"))
