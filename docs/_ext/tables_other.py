@@ -95,8 +95,8 @@ def host() -> Table:
         for name in dict.fromkeys(row.contender for row in rows)
     ]
     caption = f"Host time per call in µs, {cell_name(rows[0])}, {rows[0].dtype}"
-    titles = ("implementation", "forward, no gradients", "forward, recording", "forward and backward")
-    return Table(caption, titles, body, (source.id,))
+    kinds_said = ("forward, no gradients", "forward, recording", "forward and backward")
+    return Table(caption, ("implementation", *kinds_said), body, (source.id,))
 
 
 def cold() -> Table:
@@ -131,7 +131,8 @@ def counters() -> Table:
                 f"{total:.2f}",
             )
         )
-    titles = ("implementation, pass, shape", "read, MB", "model", "written, MB", "model", "counted / model")
+    counted = ("read, MB", "model", "written, MB", "model", "counted / model")
+    titles = ("implementation, pass, shape", *counted)
     caption = f"DRAM bytes by hardware counters beside the model's, {rows[0].dtype}"
     return Table(caption, titles, body, (source.id,))
 
