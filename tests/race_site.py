@@ -17,7 +17,7 @@ CONF = """
 import sys
 sys.path.append({docs!r} + "/_ext")
 project = "Race"
-extensions = ["facts", "race", "myst_parser"]
+extensions = ["facts", "claims", "recorded", "race", "myst_parser"]
 html_theme = "furo"
 html_static_path = [{docs!r} + "/_static"]
 html_css_files = ["custom.css"]

@@ -205,7 +205,8 @@ def test_least_rows_is_the_border(pages: ModuleType) -> None:
 def build(folder: Path, text: str) -> subprocess.CompletedProcess[str]:
     """Build a site of one page with the facts and results extensions."""
     conf = f"import sys\nsys.path.append({str(ROOT / 'docs/_ext')!r})\n"
-    conf += "extensions = ['facts', 'results_tables', 'myst_parser']\nhtml_theme = 'basic'\n"
+    conf += "extensions = ['facts', 'claims', 'recorded', 'results_tables', 'myst_parser']\n"
+    conf += "html_theme = 'basic'\n"
     conf += "myst_enable_extensions = ['colon_fence']\n"
     (folder / "conf.py").write_text(conf)
     recorded = "# Recordings\n\n```{recordings}\n```\n"

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import shutil
 from importlib import resources
 from typing import TYPE_CHECKING, Any
 
@@ -11,15 +9,8 @@ import pytest
 from site_build import pages_of
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
     from pathlib import Path
 
-CHROMIUM = shutil.which("chromium")
-if CHROMIUM is None and not os.environ.get("CI"):
-    pytest.skip("needs chromium on the path", allow_module_level=True)
-sync_api = pytest.importorskip("playwright.sync_api", reason="needs the test extra")
-
-FLAGS = ("--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run")
 HEAVIEST = 300_000  # bytes of a page and all that it loads, formulas left out
 FORMULAS = "[...document.querySelectorAll('math')].map(m => m.outerHTML).join('')"
 # All rules once; then those that another theme or width can break.
@@ -31,15 +22,6 @@ LOOKS = [
 WIDTHS = (400, 900, 1400)
 
 
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Any]:
-    """Start one browser for the module."""
-    with sync_api.sync_playwright() as playwright:
-        started = playwright.chromium.launch(executable_path=CHROMIUM, args=list(FLAGS))
-        yield started
-        started.close()
-
-
 @pytest.fixture
 def names(site: Path) -> list[str]:
     """Name all pages of the site, from its root."""
@@ -49,11 +31,11 @@ def names(site: Path) -> list[str]:
 @pytest.mark.slow
 @pytest.mark.parametrize(("theme", "width", "rules"), LOOKS)
 def test_no_page_breaks_a_rule_of_accessibility(
-    browser: Any, served: str, names: list[str], theme: str, width: int, rules: list[str]
+    chromium: Any, served: str, names: list[str], theme: str, width: int, rules: list[str]
 ) -> None:
     """axe-core finds nothing wrong on any page: light, dark, and where everything scrolls."""
     axe = resources.files("axe_playwright_python").joinpath("axe.min.js").read_text()
-    context = browser.new_context(color_scheme=theme, viewport={"width": width, "height": 900})
+    context = chromium.new_context(color_scheme=theme, viewport={"width": width, "height": 900})
     page = context.new_page()
     options = {"resultTypes": ["violations"]} | ({"runOnly": rules} if rules else {})
     wrong = []
@@ -67,11 +49,11 @@ def test_no_page_breaks_a_rule_of_accessibility(
     assert not wrong, "\n".join(wrong)
 
 
-def test_pages_ask_nobody_else_and_are_light(browser: Any, served: str, names: list[str]) -> None:
+def test_pages_ask_nobody_else_and_are_light(chromium: Any, served: str, names: list[str]) -> None:
     """Reading a page asks this site alone, and takes at most 300 kB besides formulas."""
     heavy = {}
     for name in names:
-        context = browser.new_context()  # nothing is cached from the page before
+        context = chromium.new_context()  # nothing is cached from the page before
         page = context.new_page()
         asked: list[str] = []
         n_bytes: list[int] = []
@@ -91,9 +73,9 @@ def test_pages_ask_nobody_else_and_are_light(browser: Any, served: str, names: l
 
 
 @pytest.mark.parametrize("width", WIDTHS)
-def test_no_page_scrolls_sideways(browser: Any, served: str, names: list[str], width: int) -> None:
+def test_no_page_scrolls_sideways(chromium: Any, served: str, names: list[str], width: int) -> None:
     """No page is wider than its window, and formulas are drawn, not shown as TeX."""
-    context = browser.new_context(viewport={"width": width, "height": 800})
+    context = chromium.new_context(viewport={"width": width, "height": 800})
     page = context.new_page()
     n_formulas = 0
     for name in names:
@@ -108,9 +90,9 @@ def test_no_page_scrolls_sideways(browser: Any, served: str, names: list[str], w
     assert n_formulas
 
 
-def test_search_finds_a_decision(browser: Any, served: str) -> None:
+def test_search_finds_a_decision(chromium: Any, served: str) -> None:
     """The search, which runs in the browser alone, finds the page that a word stands on."""
-    page = browser.new_page()
+    page = chromium.new_page()
     page.goto(f"{served}/search.html?q=atomics")
     page.wait_for_selector("ul.search li a", timeout=20_000)
     found = page.eval_on_selector_all("ul.search li a", "links => links.map(a => a.href)")
@@ -118,9 +100,9 @@ def test_search_finds_a_decision(browser: Any, served: str) -> None:
     assert any("design" in address for address in found)
 
 
-def test_code_can_be_copied(browser: Any, served: str) -> None:
+def test_code_can_be_copied(chromium: Any, served: str) -> None:
     """Each block of code has a button that copies it, and the keyboard reaches it."""
-    page = browser.new_page()
+    page = chromium.new_page()
     page.goto(f"{served}/cite.html")
     blocks = page.locator("div.highlight").count()
     buttons = page.locator("button.copybtn")
