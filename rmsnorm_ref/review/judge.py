@@ -49,6 +49,9 @@ def run(f: Call, case: Case, device: str = "cpu") -> dict[str, Any]:
         results, problem = _results(f, case, given)
     if problem:
         outcome["raised"] = problem
+    outcome["recorded"] = results.pop("recorded", False)
+    if "y" in results and not outcome["recorded"]:
+        outcome["missing"] = ["d" + leaf for leaf in case.needs]
     flags = outcome["flags"]
     for name, tensor, bits_before in zip(("x", "w", "dy"), given[:3], before, strict=True):
         if not torch.equal(storage_bits(tensor), bits_before):
@@ -80,9 +83,10 @@ def _results(f: Call, case: Case, given: Inputs) -> tuple[dict[str, Any], dict[s
             y = f(x, w, given.eps)
         _wait(given.x)
         results["y"] = y.detach() if isinstance(y, Tensor) else y
-        if isinstance(y, Tensor) and y.numel() and _share(y, given.x):
-            results["alias"] = True
-        if wanted and isinstance(y, Tensor) and y.shape == given.x.shape:
+        if isinstance(y, Tensor):
+            results["alias"] = y.numel() > 0 and _share(y, given.x)
+            results["recorded"] = y.requires_grad
+        if wanted and isinstance(y, Tensor) and y.shape == given.x.shape and y.requires_grad:
             # Both passes read memory: keep y as the forward left it.
             results["y"] = y.detach().clone()
             stage = "backward"
