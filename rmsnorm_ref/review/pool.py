@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
     from .candidate import Call
 
+FIRST = 3  # times the limit for a process's first call, which may compile
 LOAD_S = 180.0  # importing torch and a kernel's package; a first build may compile
 MOST_DEATHS = 6  # then the review stops feeding: what is left is told as not run
 MOST_HANGS = 2
@@ -73,6 +74,9 @@ class Pool:
         self.n_deaths = self.n_hangs = 0
         self.in_process = target.function is not None and device != "cpu"
         self._worker: Worker | None = None
+        # Widths at which a process ended: others are tried before its luck runs out there.
+        self._deadly: set[int] = set()
+        self.spares = True
 
     @property
     def gave_up(self) -> bool:
@@ -94,17 +98,29 @@ class Pool:
             if self.in_process:
                 yield self._here(left.pop(0))
                 continue
+            if _width(left[0]) in self._deadly and self.spares:
+                yield {"not_run": True}
+                left.pop(0)
+                continue
             if self._child is None and left[0]["op"] != "load":
                 loaded = next(self._feed([{"op": "load"}]))
                 if "signature" not in loaded:
                     yield loaded
                     left.pop(0)
                     continue
-            for answer in self._feed(left):
-                left.pop(0)
+            for answer in self._feed(self._until_deadly(left)):
+                done = left.pop(0)
                 yield answer
                 if self._child is None:
+                    self._deadly |= {_width(done)} - {-1}
                     break
+
+    def _until_deadly(self, requests: list[dict[str, Any]]) -> list[dict[str, Any]]:
+        """Take the requests before the next one that is passed over."""
+        if not self.spares or not self._deadly:
+            return requests
+        ends = (i for i, request in enumerate(requests) if _width(request) in self._deadly)
+        return requests[: next(ends, len(requests))]
 
     def _here(self, request: dict[str, Any]) -> dict[str, Any]:
         if self._worker is None:
@@ -122,7 +138,6 @@ class Pool:
             self._ids += 1
             numbered.append(request | {"id": self._ids})
         sent = (json.dumps(numbered) + "\n").encode()
-        first = True
         try:
             # A pipe holds 64 KiB: the child reads the line whole before it answers.
             _write(child.requests, sent)
@@ -130,8 +145,9 @@ class Pool:
             yield self._buried(child, "ended")
             return
         for request in numbered:
-            limit_s = LOAD_S if request["op"] in {"load", "bench"} or first else self._limit_s
-            first = request["op"] == "load"  # the first call may compile
+            limit_s = self._limit_s * (1 if child.warm else FIRST)
+            limit_s = LOAD_S if request["op"] in {"load", "bench"} else limit_s
+            child.warm = request["op"] != "load"
             answer = self._wait(child, request["id"], limit_s)
             yield answer
             if "died" in answer or "cuda_error" in answer:
@@ -180,6 +196,10 @@ class Pool:
             child.end(kill=True)
 
 
+def _width(request: dict[str, Any]) -> int:
+    return int(request.get("case", {}).get("N", -1))
+
+
 def _write(descriptor: int, data: bytes) -> None:
     while data:
         data = data[os.write(descriptor, data) :]
@@ -192,6 +212,7 @@ class _Process:
         self.pid, self.requests, self.answers = pid, requests, answers
         self._errors = Path(errors)
         self._status: int | None = None
+        self.warm = False
         self.popen: subprocess.Popen[bytes] | None = None
 
     def end(self, *, kill: bool) -> int:

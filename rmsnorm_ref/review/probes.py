@@ -64,17 +64,17 @@ assert close(quiet, y.detach()), "y differs when nothing is recorded"
 """),
     "same": Probe("r-same-twice", """
 assert torch.equal(f(x, w, eps), f(x, w, eps)), "y has other bits at the second call"
-""", if_not=NOTE),
+""", if_not=NOTE, if_raised=NOTE),
     "same_grads": Probe("r-same-twice", """
 runs = [torch.autograd.grad(f(x, w, eps), leaves, dy) for _ in range(2)]
 assert all(map(torch.equal, *runs)), "a gradient has other bits at the second call"
-""", if_not=NOTE, needs="x"),
+""", if_not=NOTE, if_raised=NOTE, needs="x"),
     "batch": Probe("r-batch-invariance", """
 y = f(x, w, eps).detach()
 alone = torch.cat([f(row, w, eps).detach() for row in x.detach().split(1)])
 n = int((y != alone).sum())
 assert n == 0, f"{n} of {y.numel()} elements of y have other bits when rows are run one by one"
-""", if_not=NOTE, least_m=2),
+""", if_not=NOTE, if_raised=NOTE, least_m=2),
     "batch_dx": Probe("r-batch-invariance", """
 def dx_of(x, dy):
     x = x.detach().requires_grad_()
@@ -84,7 +84,7 @@ dx = dx_of(x, dy)
 alone = torch.cat([dx_of(*rows) for rows in zip(x.split(1), dy.split(1))])
 n = int((dx != alone).sum())
 assert n == 0, f"{n} of {dx.numel()} elements of dx have other bits when rows are run one by one"
-""", if_not=NOTE, needs="x", least_m=2),
+""", if_not=NOTE, if_raised=NOTE, needs="x", least_m=2),
     "nan": Probe("r-nan-contained", """
 x = x.detach()
 clean = f(x, w, eps).clone()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import sys
 import time
 from collections import Counter
@@ -19,11 +20,15 @@ from .findings import (
     Breach,
     Facts,
     Finding,
+    Groups,
     breaches,
     from_semantics,
+    merged,
     rank,
     rule_of,
     severity_of,
+    shows,
+    uneven,
     words,
 )
 from .pool import Pool, Target
@@ -61,6 +66,7 @@ class _Review:
         self.facts = Facts()
         self.scope = plan.Scope()
         self.told: dict[str, Any] = {"counts": {}}
+        self._seen: dict[Case, dict[str, Any]] = {}
         name, signature, init = options.target[:3]
         extra = (f", signature={signature!r}" if signature else "") + (f", init={init!r}" if init else "")
         self.loads = f"load({name!r}{extra})" if options.target.function is None else name
@@ -90,7 +96,8 @@ class _Review:
             return False
         self.facts = Facts(gives=gives, eps=eps[dtypes[0]])
         sm_count = torch.cuda.get_device_properties(0).multi_processor_count if self.device != "cpu" else 0
-        self.scope = plan.Scope(dtypes, self.options.full, loaded["interpreted"], loaded["takes_eps"],
+        self.told |= self.pool.ask({"op": "interpreted"})
+        self.scope = plan.Scope(dtypes, self.options.full, bool(self.told.get("interpreted")), loaded["takes_eps"],
                                 eps[dtypes[0]], gives, self.options.seed, sm_count=sm_count)  # fmt: skip
         return True
 
@@ -151,8 +158,9 @@ class _Review:
         cause = from_semantics(fitted)
         if cause is not None:
             self._explain(cause)
+        self.findings = merged(self.findings)
         self.bar.set_description_str("errors beside the reference's")
-        if not self.pool.gave_up:
+        if not self.pool.gave_up and self.options.only is None:
             words = {"dtypes": list(scope.dtypes), "gives": scope.gives, "eps": scope.eps}
             self.told["accuracy"] = self.pool.ask({"op": "accuracy", **words})
         not_run = sum("not_run" in outcome for outcome in (*outcomes, *seen))
@@ -170,12 +178,14 @@ class _Review:
 
     def _judge(self, cases: list[Case], outcomes: list[dict[str, Any]]) -> None:
         """Group what is wrong, shrink one case of each group, and give each rule one finding."""
-        groups: dict[Breach, list[tuple[Case, dict[str, Any]]]] = {}
-        for case, outcome in zip(cases, outcomes, strict=True):
+        groups: Groups = {}
+        scope = self.scope
+        self._seen = dict(zip(cases, outcomes, strict=True))
+        for case, outcome in self._seen.items():
             for breach in breaches(case, outcome, self.facts):
                 groups.setdefault(breach, []).append((case, outcome))
         sweep = [(c, o) for c, o in zip(cases, outcomes, strict=True) if _is_sweep(c) and "not_run" not in o]
-        for breach, failing in groups.items():
+        for breach, failing in uneven(groups, sweep).items():
             self.bar.set_description_str(f"shrinking {breach.kind} {breach.what}")
             bad = {case for case, _ in failing}
             where = pattern.tell([c for c, _ in sweep if c in bad], [c for c, _ in sweep if c not in bad])
@@ -183,38 +193,60 @@ class _Review:
             for case, outcome in sorted(failing, key=lambda pair: _plainness(pair[0])):
                 classes.setdefault(rule_of(_packed(case), breach, self.facts), (case, outcome))
             found: dict[str, Finding] = {}
+            # One for all classes: what most of them shrink to is then run once.
+            plain = {"needs": scope.gives, "eps": self.facts.eps}
+            shrinker = Shrinker(functools.partial(self._shows, breach), plain, scope.dtypes)
             for case, outcome in list(classes.values())[:MOST_CLASSES]:
-                one = self._finding(breach, case, outcome, where, len(failing))
+                one = self._finding(breach, case, outcome, where, shrinker)
+                one.n_failing = len(failing)
                 found.setdefault(one.rule, one)
             self.findings += found.values()
 
     def _finding(
-        self, breach: Breach, case: Case, outcome: dict[str, Any], where: str, n: int
+        self, breach: Breach, case: Case, outcome: dict[str, Any], where: str, shrinker: Shrinker
     ) -> Finding:
         """Shrink one failing case and put it into words."""
-        if breach.kind != "died" and not self.pool.gave_up:
-            last: dict[Case, dict[str, Any]] = {case: outcome}
-
-            def fails(smaller: Case) -> bool:
-                last[smaller] = self.pool.ask({"op": "case", "case": smaller.json()})
-                return breach in breaches(smaller, last[smaller], self.facts)
-
-            plain = {"needs": self.scope.gives, "eps": self.facts.eps}
-            case = Shrinker(fails, plain, self.scope.dtypes).shrink(case)
-            outcome = last[case]
-        rule = rule_of(case, breach, self.facts)
+        blamed = _packed(case) if breach.kind == "died" else case
+        if breach.kind == "died":
+            case, outcome = self._smaller_death(case, outcome, breach)
+        elif not self.pool.gave_up:
+            case, blamed = shrinker.shrink(case)
+            outcome = self._run(case)
+        rule = rule_of(blamed, breach, self.facts)
         title, expected, got = words(case, breach, outcome)
         severity = severity_of(rule, breach, outcome)
         if rule == "r-runs" and breach.what == "forward" and case.N > 4096 and severity == NOTE:
             severity = INFO  # a limit that is told is no fault
         if breach.kind == "rounding":
             says = self.facts.arithmetic.get(case.dtype, {}).get("says", "")
-            title += f"; y has the bits of: {says}" if breach.what == "y" and says else ""
-        make = {"value": code.value, "rounding": code.value, "range": code.value, "missing": code.missing}
+            told = breach.what == "y" and says and not self.facts.arithmetic[case.dtype]["once"]
+            title += f"; y has the bits of: {says}" if told else ""
+        make = {"value": code.value, "uneven": code.value, "rounding": code.value, "range": code.value, "missing": code.missing}
         program = make.get(breach.kind, code.flag)(self.loads, case, breach.what if breach.kind != "raised" else "", self.device)
         tensor = breach.what if breach.what in {"y", "dx", "dw"} else ""
         where = where if rule.startswith(("r-value", "r-rounding", "r-runs")) else ""
-        return Finding(rule, severity, title, case, expected, got, program, where, tensor, n_failing=n)
+        return Finding(rule, severity, title, case, expected, got, program, where, tensor)
+
+    def _run(self, case: Case) -> dict[str, Any]:
+        if case not in self._seen:
+            self._seen[case] = self.pool.ask({"op": "case", "case": case.json()})
+        return self._seen[case]
+
+    def _shows(self, breach: Breach, case: Case) -> bool:
+        return shows(breach, case, self._run(case), self.facts)
+
+    def _smaller_death(
+        self, case: Case, outcome: dict[str, Any], breach: Breach
+    ) -> tuple[Case, dict[str, Any]]:
+        """Try the packed case, and one row of it, in processes of their own."""
+        self.pool.spares = False
+        for smaller in (_packed(case), replace(_packed(case), M=1)):
+            self.pool.n_deaths = self.pool.n_hangs = 0
+            found = self.pool.ask({"op": "case", "case": smaller.json()})
+            if breach in breaches(smaller, found, self.facts):
+                case, outcome = smaller, found
+        self.pool.n_deaths = self.pool.n_hangs = 0
+        return case, outcome
 
     def _judge_probes(self, chosen: list[tuple[str, Case]], seen: list[dict[str, Any]]) -> None:
         done: Counter[tuple[str, str]] = Counter()

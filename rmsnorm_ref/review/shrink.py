@@ -39,19 +39,25 @@ class Shrinker:
         self._known: dict[Case, bool] = {}
         self._runs = 0
 
-    def shrink(self, case: Case) -> Case:
-        """Return the smallest failing case found."""
+    def shrink(self, case: Case) -> tuple[Case, Case]:
+        """Return the smallest failing case, and the one that still has the values it began with.
+
+        The latter tells which feature is to blame: plain numbers are easier to read, and no cause.
+        """
         self._runs = 0
+        case = self._first(self._all_plain, case)
+        for _ in PLAIN:
+            case = self._first(self._one_plain, case)
         for _ in range(2):
-            before = case
-            for stage in (self._all_plain, self._one_plain, self._values, self._rows, self._columns, self._dtype):  # fmt: skip
-                case = next((c for c in stage(case) if self._try(c)), case)
-                if stage in (self._one_plain,):
-                    for _again in range(len(PLAIN)):
-                        case = next((c for c in stage(case) if self._try(c)), case)
-            if case == before:
-                break
-        return case
+            for stage in (self._rows, self._columns, self._dtype):
+                case = self._first(stage, case)
+        blamed = case
+        for stage in (self._values, self._rows, self._columns):
+            case = self._first(stage, case)
+        return case, blamed
+
+    def _first(self, stage: Callable[[Case], Iterator[Case]], case: Case) -> Case:
+        return next((smaller for smaller in stage(case) if self._try(smaller)), case)
 
     def _try(self, case: Case) -> bool:
         if case not in self._known:

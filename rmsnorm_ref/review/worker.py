@@ -46,6 +46,8 @@ class Worker:
         if op == "probe":
             case = Case.of(request["case"])
             return probes.run(f, request["probe"], case, request["gives"], self._device)
+        if op == "interpreted":
+            return {"interpreted": self._device == "cpu" and _interprets()}
         if op == "eps":
             return {"eps": fixed_eps(f, self._device, request["dtype"])}
         if op == "semantics":
@@ -57,11 +59,7 @@ class Worker:
 
     def _load(self) -> dict[str, Any]:
         self._candidate = self._find()
-        found = {"signature": self._candidate.signature, "takes_eps": self._candidate.takes_eps}
-        triton: Any = sys.modules.get("triton.language")
-        runtime: Any = sys.modules.get("triton.runtime.jit")
-        interpreted = triton is not None and not isinstance(triton.sum, runtime.JITFunction)
-        return found | {"interpreted": interpreted and self._device == "cpu"}
+        return {"signature": self._candidate.signature, "takes_eps": self._candidate.takes_eps}
 
     def _semantics(self, dtypes: list[str], takes_eps: bool, eps: float) -> dict[str, Any]:  # noqa: FBT001
         assert self._candidate is not None
@@ -70,6 +68,13 @@ class Worker:
             return semantics.fit(f, self._device, dtypes, takes_eps=takes_eps, fixed_eps=eps)
         except Exception as error:  # noqa: BLE001  # what it refuses, cases tell
             return {"raised": judge.raised("forward", error)}
+
+
+def _interprets() -> bool:
+    """Tell whether a candidate has brought Triton in, to be interpreted: ask after its first call."""
+    language: Any = sys.modules.get("triton.language")
+    runtime: Any = sys.modules.get("triton.runtime.jit")
+    return language is not None and not isinstance(language.sum, runtime.JITFunction)
 
 
 def fixed_eps(f: Any, device: str, dtype: str) -> float:
