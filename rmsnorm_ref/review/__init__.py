@@ -1,12 +1,12 @@
 """Audit somebody's RMSNorm kernel: `python -m rmsnorm_ref review file.py:function`, or from Python.
 
-    from rmsnorm_ref import review
+from rmsnorm_ref import review
 
-    report = review.review("kernel.py:rmsnorm")     # or a Python function
-    report.save("report.html")
+report = review.review("kernel.py:rmsnorm")     # or a Python function
+report.save("report.html")
 
-    def test_my_kernel():
-        review.assert_passes(my_rmsnorm)
+def test_my_kernel():
+    review.assert_passes(my_rmsnorm)
 """
 
 from __future__ import annotations
@@ -54,7 +54,9 @@ def review(
     return _review(Options(target, **options))
 
 
-def assert_passes(f: str | Callable[..., Any], *, allow: tuple[str, ...] = (), **options: Any) -> None:
+def assert_passes(
+    f: str | Callable[..., Any], *, allow: tuple[str, ...] = (), **options: Any
+) -> None:
     """Raise AssertionError with the findings unless a kernel passes; for a test-suite of your own.
 
     Args:

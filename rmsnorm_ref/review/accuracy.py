@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import warnings
 from typing import TYPE_CHECKING, Any
@@ -39,7 +40,12 @@ def table(f: Call, device: str, dtypes: list[str], gives: str, eps: float) -> di
         for name, contender in contenders.items():
             found = _results(contender, given, gives if name == "candidate" else "xw")
             rows += [
-                {"contender": name, "dtype": dtype, "result": result, **_errors(actual, *known[result])}
+                {
+                    "contender": name,
+                    "dtype": dtype,
+                    "result": result,
+                    **_errors(actual, *known[result]),
+                }
                 for result, actual in found.items()
             ]
     return {"rows": rows, "notes": notes, "label": Case(*SHAPE).label()}
@@ -82,7 +88,7 @@ def _errors(actual: Tensor, truth: Tensor, bound: Tensor) -> dict[str, Any]:
     n_ulps = ((actual.double() - truth).abs() / oracle.ulp(truth, actual.dtype)).flatten()
     n_ulps = n_ulps.nan_to_num(nan=math.inf, posinf=math.inf)
     edges = [-1.0, *EDGES_ULP, math.inf]
-    counts = [int(((n_ulps > a) & (n_ulps <= b)).sum()) for a, b in zip(edges, edges[1:], strict=False)]
+    counts = [int(((n_ulps > a) & (n_ulps <= b)).sum()) for a, b in itertools.pairwise(edges)]
     return {
         "relative_l2": verdict.errors.relative_l2,
         "max_ulp": verdict.errors.max_ulp,

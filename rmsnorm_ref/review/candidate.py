@@ -55,7 +55,9 @@ def find(target: str, signature: str = "", init: str = "") -> Candidate:
     """
     place, colon, name = target.rpartition(":")
     if not colon or not place or not name:
-        raise ValueError(f"{target!r}: expected path/to/file.py:function or package.module:function")
+        raise ValueError(
+            f"{target!r}: expected path/to/file.py:function or package.module:function"
+        )
     # A kernel is often built where torch sees no GPU: then it is interpreted, if it is Triton's.
     interpreter.expect(torch.device("cuda" if torch.cuda.is_available() else "cpu"))
     found: Any = _import(place)
@@ -90,7 +92,7 @@ def adapt(found: Any, signature: str = "", init: str = "") -> Candidate:
         make, names = _caller(init)
         return Candidate(_as_function(found, make), f"{found.__name__}({init})(x)", "eps" in names)
     if not callable(found):
-        raise ValueError(f"the target is a {type(found).__name__}, which cannot be called")
+        raise TypeError(f"the target is a {type(found).__name__}, which cannot be called")
     signature = signature or _guess(found, ("x", "w"), "x, w, eps")
     arguments, names = _caller(signature)
     if not {"x", "w"} <= names:

@@ -69,14 +69,20 @@ VALUES: dict[str, dict[str, str]] = {
     "a row of zeros": _RANDOM | {
         "x": _RANDOM["x"] + " * (torch.arange({M}) != {M} // 2)[:, None]",
     },
-    "one-hot": _ONES | {"x": "torch.eye(1, {N}).repeat({M}, 1)", "dy": "torch.eye(1, {N}).repeat({M}, 1)"},
+    "one-hot": _ONES | dict.fromkeys(("x", "dy"), "torch.eye(1, {N}).repeat({M}, 1)"),
     "outlier channel": _RANDOM | {
         "x": "torch.randn({M}, {N}, generator=g) * (1 + 99 * (torch.arange({N}) == {N} // 3))",
     },
     "negative": _RANDOM | {"x": "-" + _RANDOM["x"], "w": "-(1.5 + torch.rand({N}, generator=g))"},
     "dy like x": _RANDOM | {"dy": "torch.randn({M}, {N}, generator=g) / 4 + x.float().sign()"},
-    "layer 0": _RANDOM | {"x": "hidden_states()['layer_0_x'][:{M}]", "w": "hidden_states()['layer_0_weight']"},
-    "layer 5": _RANDOM | {"x": "hidden_states()['layer_5_x'][:{M}]", "w": "hidden_states()['layer_5_weight']"},
+    "layer 0": _RANDOM | {
+        "x": "hidden_states()['layer_0_x'][:{M}]",
+        "w": "hidden_states()['layer_0_weight']",
+    },
+    "layer 5": _RANDOM | {
+        "x": "hidden_states()['layer_5_x'][:{M}]",
+        "w": "hidden_states()['layer_5_weight']",
+    },
 }  # fmt: skip
 
 

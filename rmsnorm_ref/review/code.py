@@ -81,5 +81,7 @@ def missing(loads: str, case: Case, tensor: str, device: str) -> str:
     """Show that a gradient does not come."""
     leaf = tensor[1:]
     lines = [head(loads), source(case, device), f"{leaf}.requires_grad_()", "y = f(x, w, eps)"]
-    lines += [f"assert torch.autograd.grad(y, {leaf}, dy.to(y.dtype), allow_unused=True)[0] is not None"]
+    lines += [
+        f"assert torch.autograd.grad(y, {leaf}, dy.to(y.dtype), allow_unused=True)[0] is not None"
+    ]
     return "\n".join(lines)

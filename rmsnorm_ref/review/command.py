@@ -39,8 +39,12 @@ def run(words: argparse.Namespace) -> int:
     if device != "cpu" and not torch.cuda.is_available():
         raise ValueError(f"--device {device}: torch sees no GPU")
     target = Target(words.target, words.signature or "", words.init or "")
-    options: dict[str, Any] = {name: getattr(words, name) for name in ("full", "bench", "seed", "strict")}
-    report = review(Options(target, device, dtypes, limit_s=words.time_limit, progress=True, **options))
+    options: dict[str, Any] = {
+        name: getattr(words, name) for name in ("full", "bench", "seed", "strict")
+    }
+    report = review(
+        Options(target, device, dtypes, limit_s=words.time_limit, progress=True, **options)
+    )
     print(report.text())  # noqa: T201  # a command's output is what it prints
     if words.out:
         report.save(words.out)
@@ -54,8 +58,8 @@ def add(commands: Any) -> None:
         "review",
         help="audit somebody's RMSNorm kernel against oracle, contract and ceiling",
         description=(
-            "Run a kernel f(x, w, eps) -> y in a child process on many small inputs, hold y, dx and "
-            "dw against the float64 truth, find out what it computes, and report what was fed and "
+            "Run a kernel f(x, w, eps) -> y in a child process on many small inputs, hold y, dx "
+            "and dw against the float64 truth, find out what it computes, report what was fed and "
             "what came out. Exit code 0: pass, with notes or without. 1: fail. 2: a word is wrong. "
             "3: passed, but --bench found no GPU."
         ),
@@ -64,12 +68,16 @@ def add(commands: Any) -> None:
     parser.add_argument("--signature", help='how it is called, say "w, x, eps" or "x, weight=w"')
     parser.add_argument("--init", help='how a module class is made (default: "N, eps=eps")')
     parser.add_argument("--device", help="cpu or cuda (default: cuda where there is one)")
-    parser.add_argument("--dtype", help="comma-separated: float16, bfloat16, float32 (default: all)")
+    parser.add_argument(
+        "--dtype", help="comma-separated: float16, bfloat16, float32 (default: all)"
+    )
     size = parser.add_mutually_exclusive_group()
     size.add_argument("--quick", action="store_true", help="some hundred inputs (the default)")
     size.add_argument("--full", action="store_true", help="more shapes, in every dtype")
     parser.add_argument("--bench", action="store_true", help="time it beside reference and eager")
-    parser.add_argument("--strict", action="store_true", help="roundings and bits that are notes fail")
+    parser.add_argument(
+        "--strict", action="store_true", help="roundings and bits that are notes fail"
+    )
     parser.add_argument("--seed", type=int, default=0, help="of the inputs (default: %(default)s)")
     parser.add_argument("--time-limit", type=float, default=20.0, metavar="SECONDS",
                         help="for one input (default: %(default)s)")  # fmt: skip

@@ -67,7 +67,8 @@ def body(report: Report) -> str:
     """Return what the page shows."""
     name = html.escape(report.provenance["candidate"])
     parts = [
-        f'<h1><span class="verdict {_WORD[report.verdict]}">{report.verdict}</span> Review of <code>{name}</code></h1>',
+        f'<h1><span class="verdict {_WORD[report.verdict]}">{report.verdict}</span>',
+        f"Review of <code>{name}</code></h1>",
         f"<p>{html.escape(report.summary())}</p>",
         "<ul>",
         *(f"<li>{html.escape(line)}</li>" for line in report.computes()),
@@ -87,10 +88,10 @@ def body(report: Report) -> str:
     return "\n".join([*parts, "</dl>"])
 
 
-def _finding(finding: Finding, is_open: bool) -> str:  # noqa: FBT001
+def _finding(finding: Finding, is_open: bool) -> str:
     word = finding.severity
     parts = [
-        f'<div class="finding {word}"><h3><span class="word {word}">{word.upper()}</span>'
+        f'<div class="finding {word}"><h3><span class="word {word}">{word.upper()}</span>',
         f"{html.escape(finding.title)}</h3>",
         f'<div class="faint">Rule <a href="{finding.url}">{finding.rule}</a>',
     ]
@@ -101,12 +102,17 @@ def _finding(finding: Finding, is_open: bool) -> str:  # noqa: FBT001
     parts.append("</dl>")
     if finding.code:
         shown = " open" if is_open else ""
-        parts.append(f"<details{shown}><summary>Show it again</summary><pre>{html.escape(finding.code)}</pre></details>")
+        parts.append(f"<details{shown}><summary>Show it again</summary>")
+        parts.append(f"<pre>{html.escape(finding.code)}</pre></details>")
     return "".join([*parts, "</div>"])
 
 
 def _table(head: list[str], rows: list[list[str]]) -> str:
-    parts = ['<div class="table"><table><tr>', *(f"<th>{html.escape(h)}</th>" for h in head), "</tr>"]
+    parts = [
+        '<div class="table"><table><tr>',
+        *(f"<th>{html.escape(h)}</th>" for h in head),
+        "</tr>",
+    ]
     for index, row in enumerate(rows):
         new = index > 0 and row[:2] != rows[index - 1][:2]
         classes = " ".join(["own"] * (row[2] == "candidate") + ["first"] * new)

@@ -77,7 +77,8 @@ def _results(f: Call, case: Case, given: Inputs) -> tuple[dict[str, Any], dict[s
     x = given.x.detach().requires_grad_("x" in case.needs)
     w = given.w.detach().requires_grad_("w" in case.needs)
     wanted = {"d" + n: t for n, t in (("x", x), ("w", w)) if n in case.needs}
-    stage, results = "forward", {}
+    results: dict[str, Any] = {}
+    stage = "forward"
     try:
         with torch.set_grad_enabled(bool(wanted)):
             y = f(x, w, given.eps)

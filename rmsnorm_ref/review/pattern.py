@@ -1,4 +1,4 @@
-"""In which shapes a fault shows: the first simple sentence that tells failing from passing apart."""
+"""In which shapes a fault shows: the first simple sentence that parts failing from passing."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ _EACH: tuple[tuple[str, Callable[[Case], bool]], ...] = (
 )  # fmt: skip
 
 
-def tell(failing: list[Case], passing: list[Case]) -> str:
-    """Return where a fault shows, in words; both lists hold cases that differ in shape and dtype."""
+def tell(failing: list[Case], passing: list[Case]) -> str:  # noqa: PLR0911  # a sentence each
+    """Return where a fault shows, in words; the cases differ in shape and dtype alone."""
     if not failing:
         return ""
     total = len(failing) + len(passing)
@@ -35,11 +35,7 @@ def tell(failing: list[Case], passing: list[Case]) -> str:
         if not others:
             return count
     found = _threshold(failing, others) or next(
-        (
-            text
-            for text, holds in _EACH
-            if all(map(holds, failing)) and not any(map(holds, others))
-        ),
+        (text for text, holds in _EACH if all(map(holds, failing)) and not any(map(holds, others))),
         "",
     )
     if found:

@@ -87,8 +87,8 @@ def _values(scope: Scope) -> list[Case]:
     widths = [(max(1, min(3 + index % 7, 24000 // N)), N) for index, N in enumerate(WIDTHS)]
     if scope.interpreted:
         widths = [(2, N) for N in WIDTHS if N <= 4097][:: 1 if scope.full else 3]
-        found += [around(Case(M, 12, d)) for M, d in zip((1, 2, 5, 12, 16, 33), itertools.cycle(scope.dtypes), strict=False)]  # fmt: skip
         turns = itertools.cycle(scope.dtypes)
+        found += [around(Case(M, 12, next(turns))) for M in (1, 2, 5, 12, 16, 33)]
         return found + [around(Case(M, N, next(turns))) for M, N in widths]
     heights = [(M, 8 + 12 * (index % 4) if M < 1000 else 6) for index, M in enumerate(HEIGHTS)]
     heights += [(M, 2) for M in (TALL if scope.full else TALL[2:3])]
@@ -97,7 +97,9 @@ def _values(scope: Scope) -> list[Case]:
         heights += [(k * sm + d, 64) for k in (1, 2, 4) for d in (-1, 0, 1)]
     draw = random.Random(scope.seed)  # noqa: S311  # shapes, no secrets
     n_drawn = 120 if scope.full else 30
-    drawn = [(round(2 ** draw.uniform(0, 7)), round(2 ** draw.uniform(0, 10))) for _ in range(n_drawn)]
+    drawn = [
+        (round(2 ** draw.uniform(0, 7)), round(2 ** draw.uniform(0, 10))) for _ in range(n_drawn)
+    ]
     if scope.full:
         drawn += [(512, 4096), (1024, 2048), (2048, 1024), (64, 16384)]
     for shape in (*widths, *heights, *drawn):
@@ -141,7 +143,9 @@ def _features(scope: Scope) -> list[Case]:
     narrow = [dtype for dtype in scope.dtypes if dtype != "float32"]
     mixed = [(dtype, "float32") for dtype in narrow]
     mixed += [("float32", "bfloat16"), ("bfloat16", "float16")] if len(scope.dtypes) > 2 else []
-    for (dtype, w_dtype), shape in itertools.product(mixed, ((3, 17), (8, 64), (8, 1000), (8, 9000))):
+    for (dtype, w_dtype), shape in itertools.product(
+        mixed, ((3, 17), (8, 64), (8, 1000), (8, 9000))
+    ):
         found.append(replace(Case(*shape, dtype), w_dtype=w_dtype))
     return found
 
@@ -166,7 +170,10 @@ def _extremes(scope: Scope) -> list[Case]:
         found += [Case(8, 9000, dtype, values="equal in a row")]
         found += [Case(2, 4096, dtype, values="ones"), Case(1, 40000, dtype, values="ones")]
         if not scope.interpreted:
-            found += [Case(1024, 8, dtype, values="ones"), Case(4096, 16, dtype, values="dy like x")]
+            found += [
+                Case(1024, 8, dtype, values="ones"),
+                Case(4096, 16, dtype, values="dy like x"),
+            ]
         found += [Case(8, 384, dtype, values=layer) for layer in ("layer 0", "layer 5")]
     if "float32" in scope.dtypes:
         found += [Case(4, 64, scale=scale) for scale in (1e-12, 1e-6, 1e6, 1e12)]
@@ -201,7 +208,8 @@ def probes(scope: Scope) -> list[tuple[str, Case]]:
             chosen = shapes[:2]
         for M, N in chosen:
             turn = dtypes if N < 500 else dtypes[:1]
-            for dtype in turn:
-                if M >= probe.least_m:
-                    found.append((name, Case(M, N, dtype, eps=scope.eps, seed=scope.seed)))
+            fed = [
+                Case(M, N, d, eps=scope.eps, seed=scope.seed) for d in turn if M >= probe.least_m
+            ]
+            found += [(name, case) for case in fed]
     return found

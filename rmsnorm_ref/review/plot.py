@@ -18,8 +18,12 @@ def svg(report: Report) -> str:
 
     Drawn by hand in SVG: it takes the page's colours, light or dark, and needs no library.
     """
-    rows = [r for r in (report.told.get("accuracy") or {}).get("rows", []) if r["contender"] in _WHO]
-    sizes = [r["relative_l2"] for r in rows if math.isfinite(r["relative_l2"]) and r["relative_l2"] > 0]
+    rows = [
+        r for r in (report.told.get("accuracy") or {}).get("rows", []) if r["contender"] in _WHO
+    ]
+    sizes = [
+        r["relative_l2"] for r in rows if math.isfinite(r["relative_l2"]) and r["relative_l2"] > 0
+    ]
     if not sizes:
         return ""
     low, high = math.floor(math.log10(min(sizes))), math.ceil(math.log10(max(sizes)))
@@ -31,20 +35,28 @@ def svg(report: Report) -> str:
         return _LEFT + span * (math.log10(size) - low) / (high - low)
 
     height = _TOP + _ROW * len(lines) + 44
-    parts = [f'<svg class="plot" viewBox="0 0 {_WIDTH} {height}" role="img" aria-label="{_alt(rows)}">']
+    parts = [
+        f'<svg class="plot" viewBox="0 0 {_WIDTH} {height}" role="img" aria-label="{_alt(rows)}">'
+    ]
     bottom = _TOP + _ROW * len(lines)
     for power in range(low, high + 1):
         x = at(10.0**power)
-        parts.append(f'<line class="grid" x1="{x:.1f}" x2="{x:.1f}" y1="{_TOP - 4}" y2="{bottom}"/>')
+        parts.append(
+            f'<line class="grid" x1="{x:.1f}" x2="{x:.1f}" y1="{_TOP - 4}" y2="{bottom}"/>'
+        )
         parts.append(f'<text x="{x:.1f}" y="{bottom + 15}" text-anchor="middle">1e{power}</text>')
-    parts.append(f'<text x="{_LEFT + span / 2}" y="{bottom + 34}" text-anchor="middle">relative L2 error</text>')
+    parts.append(
+        f'<text x="{_LEFT + span / 2}" y="{bottom + 34}" text-anchor="middle">'
+        "relative L2 error</text>"
+    )
     for index, (dtype, result) in enumerate(lines):
         name = ("y", "dx", "dw")[result]
         y = _TOP + _ROW * index + _ROW / 2
-        parts.append(f'<text x="{_LEFT - 8}" y="{y + 4:.1f}" text-anchor="end">{name}, {dtype}</text>')
-        for row in rows:
-            if (row["dtype"], row["result"]) == (dtype, name):
-                parts.append(_mark(row, y, at))
+        parts.append(
+            f'<text x="{_LEFT - 8}" y="{y + 4:.1f}" text-anchor="end">{name}, {dtype}</text>'
+        )
+        own = [row for row in rows if (row["dtype"], row["result"]) == (dtype, name)]
+        parts += [_mark(row, y, at) for row in own]
     x = float(_LEFT)
     for who, number in _WHO.items():
         if any(row["contender"] == who for row in rows):
@@ -70,11 +82,14 @@ def _symbol(number: int, x: float, y: float, title: str = "") -> str:
         f'<path d="M{x:.1f} {y - 5.5:.1f} l5.5 10 h-11 z"',
         f'<path d="M{x:.1f} {y - 6:.1f} l6 6 l-6 6 l-6 -6 z"',
     )
-    return f'{shapes[number]} class="who{number}">{tip}{"</circle>|</rect>|</path>|</path>".split("|")[number]}'
+    end = ("circle", "rect", "path", "path")[number]
+    return f'{shapes[number]} class="who{number}">{tip}</{end}>'
 
 
 def _alt(rows: list[dict[str, Any]]) -> str:
     said = [
-        f"{r['result']} {r['dtype']} {r['relative_l2']:.1e}" for r in rows if r["contender"] == "candidate"
+        f"{r['result']} {r['dtype']} {r['relative_l2']:.1e}"
+        for r in rows
+        if r["contender"] == "candidate"
     ]
     return html.escape("Relative L2 errors of the candidate: " + ", ".join(said))

@@ -88,7 +88,10 @@ class Pool:
         return next(iter(self.each([request])))
 
     def each(self, requests: list[dict[str, Any]]) -> Iterator[dict[str, Any]]:
-        """Yield the answer to each request; `died` says how a child ended, `not_run` that none is left."""
+        """Yield the answer to each request.
+
+        `died` says how a child ended; `not_run` that a request was passed over.
+        """
         left = list(requests)
         while left:
             if self.gave_up:
@@ -253,7 +256,9 @@ def _spawn(
     setup = ends | {"target": target.name, "signature": target.signature, "init": target.init}
     here = str(Path(__file__).parents[2])
     before = os.environ.get("PYTHONPATH")
-    environment = os.environ | {"PYTHONPATH": os.pathsep.join([here, *([before] if before else [])])}
+    environment = os.environ | {
+        "PYTHONPATH": os.pathsep.join([here, *([before] if before else [])])
+    }
     popen = subprocess.Popen(  # noqa: S603  # our own interpreter and module
         [sys.executable, "-m", f"{__package__}.worker", json.dumps(setup)],
         stdin=subprocess.DEVNULL,

@@ -27,6 +27,7 @@ def provenance(options: Options, device: str, told: dict[str, Any]) -> dict[str,
     words += ["--dtype", ",".join(options.dtypes), "--full" if options.full else "--quick"]
     words += ["--seed", str(options.seed), *(["--strict"] if options.strict else [])]
     words += ["--bench"] if options.bench else []
+    differ = "" if clean else " (files differ)"
     kernels = "interpreted by Triton" if told.get("interpreted") else "as they run on this device"
     return {
         "candidate": name,
@@ -38,7 +39,7 @@ def provenance(options: Options, device: str, told: dict[str, Any]) -> dict[str,
         "torch": torch.__version__,
         "triton": _version("triton"),
         "python": sys.version.split()[0],
-        "rmsnorm_ref": f"{__version__}, commit {head or 'unknown'}{'' if clean else ' (files differ)'}",
+        "rmsnorm_ref": f"{__version__}, commit {head or 'unknown'}{differ}",
         "seed": str(options.seed),
     }
 

@@ -43,9 +43,13 @@ class Report:
         """Say in one sentence what was run and found."""
         counts = self.told.get("counts", {})
         n = {s: sum(f.severity == s for f in self.findings) for s in (FAIL, NOTE)}
-        text = f"{counts.get('cases', 0)} inputs and {counts.get('probes', 0)} properties were tried"
+        text = (
+            f"{counts.get('cases', 0)} inputs and {counts.get('probes', 0)} properties were tried"
+        )
         if counts.get("not_run"):
-            text += f"; {counts['not_run']} of them could not be, after the process had ended too often"
+            text += (
+                f"; {counts['not_run']} of them could not be, after the process had ended too often"
+            )
         return f"{text}: {_count(n[FAIL], 'failure')}, {_count(n[NOTE], 'note')}."
 
     def computes(self) -> list[str]:
@@ -57,9 +61,16 @@ class Report:
             return [f"What it computes could not be fitted: {found['raised']['text']}"]
         lines = [f"This kernel computes {found['says']}."]
         for dtype, each in found["arithmetic"].items():
-            lines.append(f"Arithmetic of y in {dtype}: {each['says']} ({_percent(each['share'])} of the bits agree).")
+            lines.append(
+                f"Arithmetic of y in {dtype}: {each['says']} "
+                f"({_percent(each['share'])} of the bits agree)."
+            )
         for dtype, says in found.get("fp32_weight", {}).items():
-            lines += [f"A float32 weight beside {dtype} is {says}."] if says.startswith("rounded") else []
+            lines += (
+                [f"A float32 weight beside {dtype} is {says}."]
+                if says.startswith("rounded")
+                else []
+            )
         if not self.told.get("takes_eps", True):
             eps = ", ".join(f"{value:.3g} in {dtype}" for dtype, value in self.told["eps"].items())
             lines.append(f"It takes no eps; its own was found to be {eps}.")
@@ -74,12 +85,28 @@ class Report:
         rows = [_accuracy_row(row) for row in _sorted(accuracy.get("rows", []))]
         if rows:
             edges = [f"to {edge:g}" for edge in EDGES_ULP] + ["above"]
-            head = ["dtype", "result", "whose", "relative L2", "largest, ulp", "error / bound", *edges]
-            found.append((f"Error against the float64 truth, x = {accuracy['label']}; shares of elements by ulp", head, rows))
+            head = [
+                "dtype",
+                "result",
+                "whose",
+                "relative L2",
+                "largest, ulp",
+                "error / bound",
+                *edges,
+            ]
+            found.append(
+                (
+                    f"Error against the truth, x = {accuracy['label']}, share of elements by ulp",
+                    head,
+                    rows,
+                )
+            )
         bench = self.told.get("bench") or {}
         if bench.get("rows"):
             head = ["pass", "M x N", "whose", "time, us", "TB/s", "share of ceiling", "flags"]
-            found.append(("Time and effective bandwidth", head, [_bench_row(r) for r in bench["rows"]]))
+            found.append(
+                ("Time and effective bandwidth", head, [_bench_row(r) for r in bench["rows"]])
+            )
         return found
 
     def remarks(self) -> list[str]:
@@ -108,7 +135,12 @@ class Report:
 
     def markdown(self) -> str:
         """Return the report as Markdown."""
-        lines = [f"# Review of {self.provenance['candidate']}: {self.verdict}", "", self.summary(), ""]
+        lines = [
+            f"# Review of {self.provenance['candidate']}: {self.verdict}",
+            "",
+            self.summary(),
+            "",
+        ]
         lines += [f"- {line}" for line in self.computes()]
         lines += ["", "## Findings", ""] + ([] if self.findings else ["None.", ""])
         for number, finding in enumerate(self.findings, 1):
@@ -174,7 +206,9 @@ def _percent(share: float) -> str:
 def _sorted(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
     results = ("y", "dx", "dw")
     known = [row for row in rows if row["contender"] in _WHO]
-    return sorted(known, key=lambda r: (r["dtype"], results.index(r["result"]), _WHO.index(r["contender"])))
+    return sorted(
+        known, key=lambda r: (r["dtype"], results.index(r["result"]), _WHO.index(r["contender"]))
+    )
 
 
 def _accuracy_row(row: dict[str, Any]) -> list[str]:

@@ -40,8 +40,7 @@ _VALUE = (
 _TABLE = (
     # ---- value
     ("r-value-y", "Value", "Every element of y lies within its tolerance around the float64 truth.",
-     "The bound allows fp32 arithmetic and one rounding at the store, element by element, so that "
-     "no large element hides a small one.", _VALUE.format("y")),
+     "The bound allows fp32 arithmetic and one rounding, element by element.", _VALUE.format("y")),
     ("r-value-dx", "Value", "Every element of dx lies within its tolerance around the truth.",
      "dx subtracts two terms; the bound knows what was cancelled.", _VALUE.format("dx")),
     ("r-value-dw", "Value", "Every element of dw lies within its tolerance around the truth.",
@@ -91,8 +90,7 @@ _TABLE = (
      "dy may be shared with another branch of the graph; x is what the backward still reads.",
      _FAILS),
     ("r-outside", "Contract", "Nothing is written outside of what was allocated.",
-     "A store without a mask overwrites a neighbour. The next row may repair it; behind the last "
-     "row nothing does.", _FAILS),
+     "A store without a mask overwrites a neighbour; nothing repairs the last row's.", _FAILS),
     ("r-reads-outside", "Contract", "Nothing outside of the tensors reaches a result.",
      "NaN lies around each input: a load without a mask brings it in.", _FAILS),
     ("r-alias", "Contract", "y shares no memory with x.",
@@ -144,7 +142,7 @@ _TABLE = (
      "A 32-bit product of row and stride wraps. Only on request, with --huge, on a GPU.", _FAILS),
     # ---- process
     ("r-crash", "Process", "The process survives.", "A segmentation fault ends a service.", _FAILS),
-    ("r-hang", "Process", "A call ends in time.", "A loop whose bound is wrong never does.", _FAILS),
+    ("r-hang", "Process", "A call ends in time.", "A loop with a wrong bound never does.", _FAILS),
     ("r-cuda-error", "Process", "The GPU's context survives.",
      "An illegal access poisons every later call of the process.", _FAILS),
     # ---- speed

@@ -65,13 +65,15 @@ def inputs(dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor]:
     """Return x [M, N], w [N], dy [M, N] as the docstring above says, on the CPU."""
     g = torch.Generator().manual_seed(1)
     scales = 10.0 ** torch.linspace(-3.5, 1, M)[:, None]
-    x = (torch.randn(M, N, generator=g).sign() * (torch.rand(M, N, generator=g) + 0.5) + 0.4)
+    x = torch.randn(M, N, generator=g).sign() * (torch.rand(M, N, generator=g) + 0.5) + 0.4
     w = torch.tensor([-1.75, 0.5, 2.25, 3.0, -0.625, 1.375])
     dy = torch.randn(M, N, generator=g) + 0.5
     return (x * scales).to(dtype), w.to(dtype), dy.to(dtype)
 
 
-def fit(f: Call, device: str, dtypes: list[str], *, takes_eps: bool, fixed_eps: float) -> dict[str, Any]:  # fmt: skip
+def fit(
+    f: Call, device: str, dtypes: list[str], *, takes_eps: bool, fixed_eps: float
+) -> dict[str, Any]:
     """Return what the forward computes, by name, and how it rounds in each 16-bit dtype.
 
     Keys: `statistic`, `root`, `weight`, `eps` ("" if it is the one passed), `right`, `says`, and
@@ -85,7 +87,11 @@ def fit(f: Call, device: str, dtypes: list[str], *, takes_eps: bool, fixed_eps: 
     tolerance = 2e-5 if dtype == "float32" else 4 * torch.finfo(x.dtype).eps
     found = _search(x.double(), w.double(), passed, results, tolerance)
     arithmetics = {d: arithmetic(f, d, device, fixed_eps) for d in dtypes if d in NARROW}
-    fitted = {} if found is None else dict(zip(("statistic", "root", "weight", "eps"), found, strict=True))
+    fitted = (
+        {}
+        if found is None
+        else dict(zip(("statistic", "root", "weight", "eps"), found, strict=True))
+    )
     wide = {d: weight_dtype(f, d, device, fixed_eps) for d in dtypes if d in NARROW}
     return fitted | {
         "right": found == RIGHT,

@@ -30,11 +30,18 @@ PLAIN: dict[str, Any] = {
 
 
 class Shrinker:
-    """Try smaller cases with `fails`, which is asked once about each."""
+    """Try smaller cases with `fails`, which is asked once about each.
 
-    def __init__(self, fails: Callable[[Case], bool], plain: dict[str, Any], dtypes: tuple[str, ...]) -> None:  # fmt: skip
+    `plain` says what is plain for this candidate; None leaves a field as it is.
+    """
+
+    def __init__(
+        self, fails: Callable[[Case], bool], plain: dict[str, Any], dtypes: tuple[str, ...]
+    ) -> None:
         self._fails = fails
-        self._plain = PLAIN | plain
+        together = PLAIN | plain
+        self._plain = {name: value for name, value in together.items() if value is not None}
+        self._plain["lead"] = None
         self._dtypes = dtypes
         self._known: dict[Case, bool] = {}
         self._runs = 0
@@ -99,6 +106,6 @@ class Shrinker:
 
     def _dtype(self, case: Case) -> Iterator[Case]:
         for dtype in self._dtypes:
-            if dtype == case.dtype or dtype == case.w_dtype:
+            if dtype in {case.dtype, case.w_dtype}:
                 return
             yield replace(case, dtype=dtype)

@@ -1,4 +1,4 @@
-"""Where a candidate's time goes: effective bandwidth beside the ceiling, the reference and eager."""
+"""Effective bandwidth of a candidate beside the ceiling, the reference and eager."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class _Unverified(Session):
         return found | {NAME: lambda x, w: f(x, w, peers.EPS)}
 
 
-def measure(f: Call, full: bool, dtype: str, gives: str) -> dict[str, Any]:  # noqa: FBT001
+def measure(f: Call, full: bool, dtype: str, gives: str) -> dict[str, Any]:
     """Return a row per cell, pass and contender, and what was noted on the way.
 
     Raises:

@@ -34,7 +34,7 @@ class Worker:
         self._device = device
         self._candidate: Candidate | None = None
 
-    def answer(self, request: dict[str, Any]) -> dict[str, Any]:
+    def answer(self, request: dict[str, Any]) -> dict[str, Any]:  # noqa: PLR0911  # an op each
         """Return the result of one request."""
         op = request["op"]
         if op == "load":
@@ -61,7 +61,7 @@ class Worker:
         self._candidate = self._find()
         return {"signature": self._candidate.signature, "takes_eps": self._candidate.takes_eps}
 
-    def _semantics(self, dtypes: list[str], takes_eps: bool, eps: float) -> dict[str, Any]:  # noqa: FBT001
+    def _semantics(self, dtypes: list[str], takes_eps: bool, eps: float) -> dict[str, Any]:
         assert self._candidate is not None
         f = self._candidate.call
         try:
@@ -71,7 +71,7 @@ class Worker:
 
 
 def _interprets() -> bool:
-    """Tell whether a candidate has brought Triton in, to be interpreted: ask after its first call."""
+    """Tell whether a candidate brought Triton in, to be interpreted; known after its first call."""
     language: Any = sys.modules.get("triton.language")
     runtime: Any = sys.modules.get("triton.runtime.jit")
     return language is not None and not isinstance(language.sum, runtime.JITFunction)
@@ -118,7 +118,8 @@ def serve(worker: Worker, requests: int, answers: int) -> None:
 
 
 def _broken_gpu() -> str:
-    if not torch.cuda.is_initialized():
+    cuda: Any = torch.cuda
+    if not cuda.is_initialized():
         return ""
     try:
         torch.cuda.synchronize()
