@@ -14,7 +14,8 @@ version = release = __version__
 copyright = f"2026, {author}. Version {release}"  # the theme's footer shows this line
 
 extensions = [
-    "facts",  # docs/_ext, like the next two
+    "facts",  # docs/_ext, like the next three
+    "rules",
     "mathml",
     "plain_docstrings",
     "myst_parser",

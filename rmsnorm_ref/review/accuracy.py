@@ -48,7 +48,7 @@ def table(f: Call, device: str, dtypes: list[str], gives: str, eps: float) -> di
                 }
                 for result, actual in found.items()
             ]
-    return {"rows": rows, "notes": notes, "label": Case(*SHAPE).label()}
+    return {"rows": rows, "notes": notes, "label": f"[{SHAPE[0]}, {SHAPE[1]}]"}
 
 
 def _reference(device: str, notes: list[str]) -> Call | None:

@@ -37,6 +37,7 @@ class Finding:
     tensor: str = ""
     explained_by: str = ""
     n_failing: int = 1
+    compared: str = ""
 
     @property
     def url(self) -> str:

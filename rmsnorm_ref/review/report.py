@@ -187,6 +187,7 @@ class Report:
 def details(finding: Finding) -> list[tuple[str, str]]:
     """Return what a finding says below its title."""
     pairs = [("expected", finding.expected), ("got", finding.got), ("shows", finding.where)]
+    pairs.append(("compared", finding.compared))
     return [(name, text) for name, text in pairs if text]
 
 
