@@ -26,6 +26,19 @@ pytestmark = [
 ]
 
 MUTANTS = [m for m in FORWARD_MUTANTS + BACKWARD_MUTANTS if m.only != "cuda"]
+# What eager code in 16 bits does as well, and as often: a note of r-rounding-*, and under strict a
+# failure.
+HABITS = {
+    "x_hat rounded before the weight",
+    "dx rounded twice",
+    "x_hat rounded in the backward",
+}
+# A rounding where w has another dtype than x, or on one of several paths: no habit.
+UNEVEN = {
+    "weight rounded to the dtype of x",
+    "dw in the dtype of x",
+    "partial dw in the dtype of x",
+}
 RULES = {"inputs": "r-inputs-untouched", "outside": "r-outside", "dtypes": "r-dtypes"}
 
 

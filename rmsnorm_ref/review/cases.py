@@ -31,6 +31,7 @@ LAYOUTS = {
     ),
     "wider slice": "{t} = torch.nn.functional.pad({t}, (32, 64), value=float('nan'))[:, 32:-64]",
     "odd slice": "{t} = torch.nn.functional.pad({t}, (1, 2), value=float('nan'))[:, 1:-2]",
+    "odd stride": "{t} = torch.nn.functional.pad({t}, (0, 1), value=float('nan'))[:, :-1]",
     "every other row": (
         "{t} = torch.stack([{t}, torch.full_like({t}, float('nan'))], 1).view(-1, {N})[::2]"
     ),

@@ -99,7 +99,7 @@ class _Review:
         sm_count = (
             torch.cuda.get_device_properties(0).multi_processor_count if self.device != "cpu" else 0
         )
-        self.told |= self.pool.ask({"op": "interpreted"})
+        self.told |= self.pool.ask({"op": "interpreted", "dtype": dtypes[0]})
         self.scope = plan.Scope(
             dtypes,
             self.options.full,

@@ -20,7 +20,7 @@ from .cases import Case
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from .candidate import Candidate
+    from .candidate import Call, Candidate
 
 # eps of kernels that take none, rounded to the nearest of these where one is within 2 %.
 _USUAL_EPS = (1e-3, 1e-4, 1e-5, 1e-6, 1e-7, 1e-8, 1e-12, 2.0**-23, 2.0**-7, 2.0**-10, 0.0)
@@ -47,7 +47,7 @@ class Worker:
             case = Case.of(request["case"])
             return probes.run(f, request["probe"], case, request["gives"], self._device)
         if op == "interpreted":
-            return {"interpreted": self._device == "cpu" and _interprets()}
+            return {"interpreted": self._device == "cpu" and _interprets(f, request["dtype"])}
         if op == "eps":
             return {"eps": fixed_eps(f, self._device, request["dtype"])}
         if op == "semantics":
@@ -70,11 +70,29 @@ class Worker:
             return {"raised": judge.raised("forward", error)}
 
 
-def _interprets() -> bool:
-    """Tell whether a candidate brought Triton in, to be interpreted; known after its first call."""
-    language: Any = sys.modules.get("triton.language")
-    runtime: Any = sys.modules.get("triton.runtime.jit")
-    return language is not None and not isinstance(language.sum, runtime.JITFunction)
+def _interprets(f: Call, dtype: str) -> bool:
+    """Tell whether a call runs kernels in Triton's interpreter: then each row costs milliseconds.
+
+    That Triton was imported says little: another test of the same process may have done so.
+    """
+    x = torch.ones(1, 8, dtype=getattr(torch, dtype))
+    f(x, x[0], 1e-6)  # the first call may import Triton
+    interpreter: Any = sys.modules.get("triton.runtime.interpreter")
+    if interpreter is None:
+        return False
+    launched = []
+    original = interpreter.GridExecutor.__call__
+
+    def launch(self: Any, *args: Any, **options: Any) -> Any:
+        launched.append(True)
+        return original(self, *args, **options)
+
+    interpreter.GridExecutor.__call__ = launch
+    try:
+        f(x, x[0], 1e-6)
+    finally:
+        interpreter.GridExecutor.__call__ = original
+    return bool(launched)
 
 
 def fixed_eps(f: Any, device: str, dtype: str) -> float:
