@@ -14,7 +14,7 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from .cases import NAN_AROUND, UNEVEN, Case
-from .probes import PROBES
+from .probes import HUGE, PROBES
 
 ALL_DTYPES = ("float32", "bfloat16", "float16")
 
@@ -198,7 +198,7 @@ def probes(scope: Scope) -> list[tuple[str, Case]]:
         shapes += [(5, 9000)]
     found = []
     for name, probe in PROBES.items():
-        if not set(probe.needs) <= set(scope.gives):
+        if not set(probe.needs) <= set(scope.gives) or name in HUGE:
             continue
         dtypes = [d for d in scope.dtypes if not probe.dtypes or d in probe.dtypes]
         chosen = shapes[:1] if name in {"short_w", "float64", "double_vanishes"} else shapes
@@ -212,4 +212,8 @@ def probes(scope: Scope) -> list[tuple[str, Case]]:
                 Case(M, N, d, eps=scope.eps, seed=scope.seed) for d in turn if M >= probe.least_m
             ]
             found += [(name, case) for case in fed]
+    if scope.huge:
+        dtype = "bfloat16" if "bfloat16" in scope.dtypes else scope.dtypes[0]
+        case = Case(2, 4096, dtype, eps=scope.eps, seed=scope.seed)
+        found += [(n, case) for n in sorted(HUGE) if set(PROBES[n].needs) <= set(scope.gives)]
     return found

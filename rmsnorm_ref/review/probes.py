@@ -116,6 +116,25 @@ if dx.requires_grad:
 dx = torch.autograd.grad(f(x, w, eps), x, dy, create_graph=True)[0]
 assert dx.requires_grad, "with create_graph=True dx comes without a graph: a penalty on it vanishes"
 """, if_not=NOTE, if_raised=FINE, needs="x", dtypes=("float32",)),
+    "size": Probe("r-size", """
+x = x.detach()
+M = 2**31 // len(w) + 3
+large = torch.zeros(M, len(w), dtype=x.dtype, device=x.device)
+large[-1] = x[-1]
+y = f(large, w, eps)
+assert close(y[-1:], f(x[-1:], w, eps)), f"the last of {M} rows of y is not what it is alone"
+"""),
+    "size_dx": Probe("r-size", """
+def dx_of(x, dy):
+    return torch.autograd.grad(f(x.requires_grad_(), w, eps), x, dy)[0]
+
+M = 2**31 // len(w) + 3
+large, large_dy = (torch.zeros(M, len(w), dtype=x.dtype, device=x.device) for _ in range(2))
+large[-1], large_dy[-1] = x.detach()[-1], dy[-1]
+dx = dx_of(large, large_dy)
+expected = dx_of(x.detach()[-1:].clone(), dy[-1:])
+assert close(dx[-1:], expected), f"the last of {M} rows of dx is not what it is alone"
+""", needs="x"),
     "short_w": Probe("r-short-weight", """
 y = f(x, w.detach()[: (len(w) + 1) // 2].clone(), eps)
 assert y is None, f"w is [{(len(w) + 1) // 2}], x is {list(x.shape)}, and nothing was raised"
@@ -127,6 +146,8 @@ error = float((y - oracle.truth(x, w, eps)).abs().max())
 assert error < 1e-9, f"x is float64, y is {y.dtype} and off by {error:.1e}"
 """, if_not=NOTE, if_raised=FINE, dtypes=("float32",)),
 }  # fmt: skip
+
+HUGE = {"size", "size_dx"}  # only on request: each takes some 20 GB and 2^31 elements
 
 # What `close` allows for: two ways to the same number, not two numbers.
 CLOSE = """

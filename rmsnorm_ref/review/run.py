@@ -34,6 +34,7 @@ class Options(NamedTuple):
     dtypes: tuple[str, ...] = plan.ALL_DTYPES
     full: bool = False
     bench: bool = False
+    huge: bool = False
     seed: int = 0
     strict: bool = False
     limit_s: float = 20.0
@@ -108,6 +109,7 @@ class _Review:
             eps[dtypes[0]],
             gives,
             self.options.seed,
+            self.options.huge,
             sm_count=sm_count,
         )
         return True
