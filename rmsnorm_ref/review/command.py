@@ -38,9 +38,11 @@ def run(words: argparse.Namespace) -> int:
     device = words.device or ("cuda" if torch.cuda.is_available() else "cpu")
     if device != "cpu" and not torch.cuda.is_available():
         raise ValueError(f"--device {device}: torch sees no GPU")
+    if words.huge and device == "cpu":
+        raise ValueError("--huge needs a GPU: it makes tensors of more than 2^31 elements")
     target = Target(words.target, words.signature or "", words.init or "")
     options: dict[str, Any] = {
-        name: getattr(words, name) for name in ("full", "bench", "seed", "strict")
+        name: getattr(words, name) for name in ("full", "bench", "huge", "seed", "strict")
     }
     report = review(
         Options(target, device, dtypes, limit_s=words.time_limit, progress=True, **options)
@@ -74,6 +76,7 @@ def add(commands: Any) -> None:
     size = parser.add_mutually_exclusive_group()
     size.add_argument("--quick", action="store_true", help="some hundred inputs (the default)")
     size.add_argument("--full", action="store_true", help="more shapes, in every dtype")
+    parser.add_argument("--huge", action="store_true", help="also more than 2^31 elements")
     parser.add_argument("--bench", action="store_true", help="time it beside reference and eager")
     parser.add_argument(
         "--strict", action="store_true", help="roundings and bits that are notes fail"
