@@ -30,13 +30,14 @@ if html_baseurl:
     tags.add("hosted")  # type: ignore[name-defined]  # noqa: F821  # Sphinx puts it here
 
 extensions = [
-    "accessible",  # docs/_ext, like the next ten
+    "accessible",  # docs/_ext, like the next eleven
     "fresh",
     "facts",
     "claims",
     "head",
     "recorded",
     "kernels",
+    "rules",
     "mathml",
     "plain_docstrings",
     "results_tables",

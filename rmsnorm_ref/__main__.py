@@ -1,4 +1,4 @@
-"""The command line: `python -m rmsnorm_ref check | bench`."""
+"""The command line: `python -m rmsnorm_ref check | bench | review`."""
 
 import argparse
 import sys
@@ -30,8 +30,12 @@ def main(arguments: list[str] | None = None) -> int:
     )
     checking.add_argument("--json", action="store_true", help="print one JSON object, no table")
     _add_bench(commands)
+    # Not before it is asked for: `check` needs none of it, and `--help` lists every command.
+    import_module("rmsnorm_ref.review.command").add(commands)
     options = parser.parse_args(arguments)
     try:
+        if options.command == "review":
+            return int(import_module("rmsnorm_ref.review.command").run(options))
         if options.command == "bench":
             # Not before it is asked for: `check` needs none of it.
             bench = import_module("rmsnorm_ref.measure.bench")

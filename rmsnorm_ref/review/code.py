@@ -1,0 +1,87 @@
+"""The lines that show a finding again: paste them, run them, and the last one raises."""
+
+from __future__ import annotations
+
+from .cases import Case, source
+from .probes import text
+
+_TRUTHS = {
+    "y": "oracle.assert_within(y, oracle.truth(x, w, eps), oracle.bound_y(x, w, eps), 'y')",
+    "dx": (
+        "oracle.assert_within(dx, oracle.truth_backward(dy, x, w, eps)[0], "
+        "oracle.bound_dx(dy, x, w, eps), 'dx')"
+    ),
+    "dw": (
+        "oracle.assert_within(dw, oracle.truth_backward(dy, x, w, eps)[1], "
+        "oracle.bound_dw(dy, x, w, eps), 'dw')"
+    ),
+}
+
+
+def head(loads: str) -> str:
+    """Write the imports and the line that finds the candidate."""
+    lines = ["import torch", "from rmsnorm_ref import oracle"]
+    if loads.startswith("load("):
+        lines += ["from rmsnorm_ref.review import load", "", f"f = {loads}"]
+    else:
+        lines += ["", f"# f is {loads}"]
+    return "\n".join(lines)
+
+
+def value(loads: str, case: Case, tensor: str, device: str) -> str:
+    """Show that one result leaves its bound."""
+    lines = [head(loads), source(case, device), *_passes(case, tensor)]
+    if tensor != "y":
+        lines.append("x, w = x.detach(), w.detach()")
+    return "\n".join([*lines, _TRUTHS[tensor]])
+
+
+def _passes(case: Case, tensor: str) -> list[str]:
+    if tensor == "y" or not case.needs:
+        return ["y = f(x, w, eps)"]
+    leaves = list(case.needs)
+    lines = [f"{leaf}.requires_grad_()" for leaf in leaves]
+    names = ", ".join("d" + leaf for leaf in leaves) + ("," if len(leaves) == 1 else "")
+    lines += ["y = f(x, w, eps)"]
+    lines += [f"{names} = torch.autograd.grad(y, [{', '.join(leaves)}], dy.to(y.dtype))"]
+    return lines
+
+
+def flag(loads: str, case: Case, rule: str, device: str) -> str:
+    """Show that a property of the contract does not hold."""
+    lines = [head(loads), source(case, device)]
+    passes = _passes(case, "dx")
+    if rule == "r-inputs-untouched":
+        lines += ["before = [t.clone() for t in (x, w, dy)]", *passes]
+        lines += ["assert all(map(torch.equal, before, (x, w, dy)))"]
+    elif rule == "r-outside":
+        lines.insert(0, "from rmsnorm_ref.review import fences")
+        lines += ["with fences.raised() as fence:"]
+        lines += [f"    {line}" for line in passes]
+        lines += ["assert fence.are_whole()"]
+    elif rule == "r-alias":
+        lines += ["y = f(x, w, eps)"]
+        lines += ["assert y.untyped_storage().data_ptr() != x.untyped_storage().data_ptr()"]
+    elif rule == "r-dtypes":
+        lines += ["y = f(x, w, eps)", "assert y.dtype == x.dtype, y.dtype"]
+    elif rule == "r-shape":
+        lines += [*passes, "assert y.shape == x.shape, y.shape"]
+        lines += [f"assert d{leaf}.shape == {leaf}.shape" for leaf in case.needs]
+    else:
+        lines += passes
+    return "\n".join(lines)
+
+
+def probe(loads: str, name: str, case: Case, gives: str, device: str) -> str:
+    """Show that a probe does not hold."""
+    return "\n".join([head(loads), text(name, case, gives, device)])
+
+
+def missing(loads: str, case: Case, tensor: str, device: str) -> str:
+    """Show that a gradient does not come."""
+    leaf = tensor[1:]
+    lines = [head(loads), source(case, device), f"{leaf}.requires_grad_()", "y = f(x, w, eps)"]
+    lines += [
+        f"assert torch.autograd.grad(y, {leaf}, dy.to(y.dtype), allow_unused=True)[0] is not None"
+    ]
+    return "\n".join(lines)

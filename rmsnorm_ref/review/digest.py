@@ -1,0 +1,244 @@
+"""From all outcomes to findings: group what is wrong, shrink one input of a group, name causes."""
+
+from __future__ import annotations
+
+import functools
+from collections import Counter
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from . import code, pattern, probes
+from .cases import NAN_AROUND, Case
+from .findings import INFO, Breach, Facts, Finding, breaches, rule_of, severity_of, words
+from .rules import FAIL, NOTE, RULES
+from .shrink import Shrinker
+from .tolerance import CLEAN
+
+if TYPE_CHECKING:
+    from .plan import Scope
+    from .pool import Pool
+
+# The smallest fault of all, a rounding too many, reaches 2 bounds where it shows.
+CLEAR = 1.5
+HABIT = 0.5  # share of a dtype's shapes from which a rounding counts as how the kernel computes
+MOST_CLASSES = 6  # kinds of inputs that one fault is shrunk from
+Outcomes = list[tuple[Case, dict[str, Any]]]
+Groups = dict[Breach, Outcomes]
+
+
+class Digest:
+    """Hold what a review knows while it makes sense of its outcomes; `findings` is what it finds.
+
+    `loads` is the text that finds the candidate in a report's code.
+    """
+
+    def __init__(self, pool: Pool, scope: Scope, facts: Facts, loads: str, device: str) -> None:
+        self.pool, self.scope, self.facts = pool, scope, facts
+        self.loads, self.device = loads, device
+        self.findings: list[Finding] = []
+        self._seen: dict[Case, dict[str, Any]] = {}
+
+    def cases(self, cases: list[Case], outcomes: list[dict[str, Any]]) -> None:
+        """Group what is wrong, shrink one case of each group, and give each rule one finding."""
+        groups: Groups = {}
+        scope = self.scope
+        self._seen = dict(zip(cases, outcomes, strict=True))
+        for case, outcome in self._seen.items():
+            for breach in breaches(case, outcome, self.facts):
+                groups.setdefault(breach, []).append((case, outcome))
+        sweep = [
+            (c, o)
+            for c, o in zip(cases, outcomes, strict=True)
+            if _is_sweep(c) and "not_run" not in o
+        ]
+        for breach, failing in uneven(groups, sweep).items():
+            bad = {case for case, _ in failing}
+            where = pattern.tell(
+                [c for c, _ in sweep if c in bad], [c for c, _ in sweep if c not in bad]
+            )
+            classes: dict[str, tuple[Case, dict[str, Any]]] = {}
+            for case, outcome in sorted(failing, key=lambda pair: _plainness(pair[0])):
+                classes.setdefault(rule_of(_packed(case), breach, self.facts), (case, outcome))
+            found: dict[str, Finding] = {}
+            # One for all classes: what most of them shrink to is then run once.
+            # A kernel with an eps of its own may have another one in each dtype: both stay.
+            plain = {"needs": scope.gives, "eps": self.facts.eps if scope.takes_eps else None}
+            dtypes = scope.dtypes if scope.takes_eps else ()
+            shrinker = Shrinker(functools.partial(self._shows, breach), plain, dtypes)
+            for case, outcome in list(classes.values())[:MOST_CLASSES]:
+                one = self._finding(breach, case, outcome, where, shrinker)
+                one.n_failing = len(failing)
+                found.setdefault(one.rule, one)
+            self.findings += found.values()
+
+    def _finding(
+        self, breach: Breach, case: Case, outcome: dict[str, Any], where: str, shrinker: Shrinker
+    ) -> Finding:
+        """Shrink one failing case and put it into words."""
+        blamed = _packed(case) if breach.kind == "died" else case
+        if breach.kind == "died":
+            case, outcome = self._smaller_death(case, outcome, breach)
+        elif not self.pool.gave_up:
+            case, blamed = shrinker.shrink(case)
+            outcome = self._run(case)
+        rule = rule_of(blamed, breach, self.facts)
+        title, expected, got = words(case, breach, outcome)
+        severity = severity_of(rule, breach, outcome)
+        if rule == "r-runs" and breach.what == "forward" and case.N > 4096 and severity == NOTE:
+            severity = INFO  # a limit that is told is no fault
+        if breach.kind == "rounding":
+            says = self.facts.arithmetic.get(case.dtype, {}).get("says", "")
+            told = breach.what == "y" and says and not self.facts.arithmetic[case.dtype]["once"]
+            title += f"; y has the bits of: {says}" if told else ""
+        make = {
+            "value": code.value,
+            "uneven": code.value,
+            "rounding": code.value,
+            "range": code.value,
+            "missing": code.missing,
+        }
+        program = make.get(breach.kind, code.flag)(
+            self.loads, case, breach.what if breach.kind != "raised" else "", self.device
+        )
+        tensor = breach.what if breach.what in {"y", "dx", "dw"} else ""
+        where = where if rule.startswith(("r-value", "r-rounding", "r-runs")) else ""
+        return Finding(rule, severity, title, case, expected, got, program, where, tensor)
+
+    def _run(self, case: Case) -> dict[str, Any]:
+        if case not in self._seen:
+            self._seen[case] = self.pool.ask({"op": "case", "case": case.json()})
+        return self._seen[case]
+
+    def _shows(self, breach: Breach, case: Case) -> bool:
+        return shows(breach, case, self._run(case), self.facts)
+
+    def _smaller_death(
+        self, case: Case, outcome: dict[str, Any], breach: Breach
+    ) -> tuple[Case, dict[str, Any]]:
+        """Try the packed case, and one row of it, in processes of their own."""
+        self.pool.spares = False
+        for smaller in (_packed(case), replace(_packed(case), M=1)):
+            self.pool.n_deaths = self.pool.n_hangs = 0
+            found = self.pool.ask({"op": "case", "case": smaller.json()})
+            if breach in breaches(smaller, found, self.facts):
+                case, outcome = smaller, found
+        self.pool.n_deaths = self.pool.n_hangs = 0
+        return case, outcome
+
+    def probes(self, chosen: list[tuple[str, Case]], seen: list[dict[str, Any]]) -> None:
+        """Turn what probes saw into findings, the first of each name."""
+        done: Counter[tuple[str, str]] = Counter()
+        for (name, case), outcome in zip(chosen, seen, strict=True):
+            if outcome in ({}, {"not_run": True}) or "refused" in outcome:
+                continue
+            rule = probes.PROBES[name].rule
+            for breach in breaches(case, outcome, self.facts) if "said" not in outcome else []:
+                said = words(case, breach, outcome)[2]
+                outcome = {"severity": FAIL, "said": said}  # noqa: PLW2901
+                rule = rule_of(case, breach, self.facts) if breach.kind == "died" else rule
+            done[name, rule] += 1
+            if done[name, rule] == 1 and "said" in outcome:
+                title = f"Fed x = {case.label()}: {outcome['said']}"
+                program = code.probe(self.loads, name, case, self.scope.gives, self.device)
+                seen_as = (title, case, RULES[rule].asks, outcome["said"], program)
+                self.findings.append(Finding(rule, outcome["severity"], *seen_as))
+
+    def explain(self, cause: Finding) -> None:
+        """Put a cause first, with the code of what it explains."""
+        values = [f for f in self.findings if f.severity == FAIL and f.tensor]
+        shown = next((f for f in values if f.tensor == "y"), None)
+        if shown is not None:
+            cause.case, cause.code, cause.where = shown.case, shown.code, shown.where
+        same = [f for f in self.findings if f.rule == cause.rule]
+        self.findings = [f for f in self.findings if f not in same]
+        for finding in values:
+            finding.explained_by = "" if finding in same else cause.rule
+        self.findings.append(cause)
+
+
+def shows(breach: Breach, case: Case, outcome: dict[str, Any], facts: Facts) -> bool:
+    """Tell whether a case shows a breach, for whoever looks for a smaller one."""
+    if breach.kind != "uneven":
+        return breach in breaches(case, outcome, facts)
+    judged = outcome.get("tensors", {}).get(breach.what, {"level": CLEAN})
+    return bool(judged["level"] != CLEAN and judged["ratio"] > CLEAR)
+
+
+def uneven(groups: Groups, sweep: list[tuple[Case, dict[str, Any]]]) -> Groups:
+    """Set apart roundings that are no habit of the kernel.
+
+    A kernel that rounds an intermediate does so on every input. One that is exact on most shapes of
+    a dtype and coarse on some has a fault there, however small. Clear ones alone: fp32 arithmetic
+    in an unusual order may leave its bound by a hair.
+    """
+    found: Groups = {}
+    for breach, failing in groups.items():
+        if breach.kind != "rounding":
+            found[breach] = failing
+            continue
+        habits = {case.dtype: _share(breach.what, case.dtype, sweep) for case, _ in failing}
+        for case, outcome in failing:
+            clear = outcome["tensors"][breach.what]["ratio"] > CLEAR
+            odd = clear and case.dtype != "float32" and habits[case.dtype] < HABIT
+            one = Breach("uneven", breach.what) if odd else breach
+            found.setdefault(one, []).append((case, outcome))
+    return found
+
+
+def _share(name: str, dtype: str, sweep: list[tuple[Case, dict[str, Any]]]) -> float:
+    """Return in what part of the sweep a result is not clean, tiny inputs left out."""
+    seen = [
+        outcome["tensors"][name]["level"] != CLEAN
+        for case, outcome in sweep
+        if case.dtype == dtype and case.M * case.N >= 64 and name in outcome.get("tensors", {})
+    ]
+    return sum(seen) / len(seen) if seen else 1.0
+
+
+def merged(findings: list[Finding]) -> list[Finding]:
+    """Give each rule but those of values one finding, and mark what follows from another."""
+    kept: dict[tuple[str, str, str], Finding] = {}
+    results: dict[tuple[str, str, str], list[str]] = {}
+    for one in sorted(findings, key=lambda f: ("y", "dx", "dw", "").index(f.tensor)):
+        by_result = one.rule.startswith(("r-value", "r-rounding")) or not one.tensor
+        key = (one.rule, one.severity, one.tensor + one.title if by_result else "")
+        kept.setdefault(key, one)
+        results.setdefault(key, []).append(one.tensor)
+    for key, names in results.items():
+        if len(names) > 1:
+            kept[key].where = f"in {' and '.join(names)}"
+    failed = {one.rule for one in kept.values() if one.severity == FAIL}
+    for one in kept.values():
+        causes = [f"r-value-{one.tensor}"] if one.rule.startswith("r-rounding") else []
+        causes += ["r-value-dx"] if one.rule == "r-double-backward" else []
+        causes += ["r-inputs-untouched"] if "inplace operation" in one.got else []
+        cause = next((c for c in causes if c in failed), "")
+        one.explained_by = one.explained_by or cause
+    return list(kept.values())
+
+
+def _packed(case: Case) -> Case:
+    """Take NaN around for packed: it is how every shape of the sweep is fed."""
+    words = {
+        f"{t}_layout": "packed"
+        for t in ("x", "dy", "w")
+        if getattr(case, f"{t}_layout") == NAN_AROUND
+    }
+    return replace(case, **words)  # type: ignore[arg-type]
+
+
+def _is_sweep(case: Case) -> bool:
+    plain = _packed(case)
+    return (
+        plain == Case(case.M, case.N, case.dtype, eps=case.eps, needs=case.needs, seed=case.seed)
+        and case.M > 0
+    )
+
+
+def _plainness(case: Case) -> tuple[int, int]:
+    plain = Case(case.M, case.N, case.dtype)
+    packed = _packed(case)
+    differ = sum(
+        getattr(packed, n) != getattr(plain, n) for n in vars(plain) if n not in {"eps", "seed"}
+    )
+    return differ, case.M * case.N

@@ -1,0 +1,198 @@
+"""Properties that no single result shows, each as the few lines that test it.
+
+What runs is what a report prints: lines that make the input, then a probe's own, in which an
+assertion that fails is the finding. `f`, `leaves` (the inputs that get a gradient) and `close` are
+given.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import torch
+
+from rmsnorm_ref import oracle
+
+from .cases import Case, source
+from .judge import raised
+from .rules import FAIL, NOTE
+
+if TYPE_CHECKING:
+    from .candidate import Call
+
+FINE = ""  # a probe that raises where this stands was refused, which is right
+
+
+class Probe(NamedTuple):
+    """Hold one property: its rule, its lines, and what a failure or an exception means."""
+
+    rule: str
+    text: str
+    if_not: str = FAIL
+    if_raised: str = FAIL
+    needs: str = ""  # gradients without which there is nothing to probe
+    least_m: int = 1
+    dtypes: tuple[str, ...] = ()  # empty: all that are reviewed
+
+
+PROBES = {
+    "alone": Probe("r-independent-calls", """
+y = f(x, w, eps)
+first = y.clone()
+f(2 * x + 1, w, eps)
+assert torch.equal(y, first), "the second call changed the y of the first"
+"""),
+    "graphs": Probe("r-independent-calls", """
+expected = torch.autograd.grad(f(x, w, eps), leaves, dy)
+y = f(x, w, eps)
+f(2 * x.detach() + 1, w, eps).sum()
+found = torch.autograd.grad(y, leaves, dy)
+assert all(map(close, found, expected)), "a second forward changed the gradients of the first"
+""", needs="x"),
+    "twice": Probe("r-two-backwards", """
+y = f(x, w, eps)
+once = torch.autograd.grad(y, leaves, dy, retain_graph=True)
+once = [gradient.clone() for gradient in once]
+again = torch.autograd.grad(y, leaves, dy)
+assert all(map(close, once, again)), "the second backward gave other gradients than the first"
+""", if_raised=NOTE, needs="x"),
+    "no_grad": Probe("r-no-grad", """
+y = f(x, w, eps)
+with torch.no_grad():
+    quiet = f(x, w, eps)
+assert close(quiet, y.detach()), "y differs when nothing is recorded"
+"""),
+    "same": Probe("r-same-twice", """
+assert torch.equal(f(x, w, eps), f(x, w, eps)), "y has other bits at the second call"
+""", if_not=NOTE, if_raised=NOTE),
+    "same_grads": Probe("r-same-twice", """
+runs = [torch.autograd.grad(f(x, w, eps), leaves, dy) for _ in range(2)]
+assert all(map(torch.equal, *runs)), "a gradient has other bits at the second call"
+""", if_not=NOTE, if_raised=NOTE, needs="x"),
+    "batch": Probe("r-batch-invariance", """
+y = f(x, w, eps).detach()
+alone = torch.cat([f(row, w, eps).detach() for row in x.detach().split(1)])
+n = int((y != alone).sum())
+assert n == 0, f"{n} of {y.numel()} elements of y have other bits when rows are run one by one"
+""", if_not=NOTE, if_raised=NOTE, least_m=2),
+    "batch_dx": Probe("r-batch-invariance", """
+def dx_of(x, dy):
+    x = x.detach().requires_grad_()
+    return torch.autograd.grad(f(x, w, eps), x, dy)[0]
+
+dx = dx_of(x, dy)
+alone = torch.cat([dx_of(*rows) for rows in zip(x.split(1), dy.split(1))])
+n = int((dx != alone).sum())
+assert n == 0, f"{n} of {dx.numel()} elements of dx have other bits when rows are run one by one"
+""", if_not=NOTE, if_raised=NOTE, needs="x", least_m=2),
+    "nan": Probe("r-nan-contained", """
+x = x.detach()
+clean = f(x, w, eps).clone()
+x[1, -1], x[2, 0] = float("nan"), float("inf")
+y = f(x, w, eps)
+others = [0, *range(3, len(x))]
+assert close(y[others], clean[others]), "a NaN and an infinity in rows 1 and 2 changed other rows"
+assert y[1].isnan().all(), "a row that holds a NaN came out finite"
+""", least_m=4),
+    "nan_dx": Probe("r-nan-contained", """
+clean = torch.autograd.grad(f(x, w, eps), x, dy)[0].clone()
+dy[1, -1] = float("nan")
+dx = torch.autograd.grad(f(x, w, eps), x, dy)[0]
+others = [0, *range(2, len(x))]
+assert close(dx[others], clean[others]), "a NaN in row 1 of dy changed other rows of dx"
+assert dx[1, -1].isnan(), "a NaN in dy came out finite in dx"
+""", needs="x", least_m=4),
+    "double": Probe("r-double-backward", """
+dx = torch.autograd.grad(f(x, w, eps), x, dy, create_graph=True)[0]
+if dx.requires_grad:
+    found = torch.autograd.grad(dx.square().sum(), x)[0]
+    x64 = x.detach().double().requires_grad_()
+    dx64 = torch.autograd.grad(oracle.truth(x64, w, eps), x64, dy.double(), create_graph=True)[0]
+    expected = torch.autograd.grad(dx64.square().sum(), x64)[0]
+    error = float((found - expected).norm() / expected.norm())
+    assert error < 1e-2, f"a second derivative is off by {100 * error:.0f} % of its size"
+""", if_raised=FINE, needs="x", dtypes=("float32",)),
+    "double_vanishes": Probe("r-double-backward", """
+dx = torch.autograd.grad(f(x, w, eps), x, dy, create_graph=True)[0]
+assert dx.requires_grad, "with create_graph=True dx comes without a graph: a penalty on it vanishes"
+""", if_not=NOTE, if_raised=FINE, needs="x", dtypes=("float32",)),
+    "size": Probe("r-size", """
+x = x.detach()
+M = 2**31 // len(w) + 3
+large = torch.zeros(M, len(w), dtype=x.dtype, device=x.device)
+large[-1] = x[-1]
+y = f(large, w, eps)
+assert close(y[-1:], f(x[-1:], w, eps)), f"the last of {M} rows of y is not what it is alone"
+"""),
+    "size_dx": Probe("r-size", """
+def dx_of(x, dy):
+    return torch.autograd.grad(f(x.requires_grad_(), w, eps), x, dy)[0]
+
+M = 2**31 // len(w) + 3
+large, large_dy = (torch.zeros(M, len(w), dtype=x.dtype, device=x.device) for _ in range(2))
+large[-1], large_dy[-1] = x.detach()[-1], dy[-1]
+dx = dx_of(large, large_dy)
+expected = dx_of(x.detach()[-1:].clone(), dy[-1:])
+assert close(dx[-1:], expected), f"the last of {M} rows of dx is not what it is alone"
+""", needs="x"),
+    "short_w": Probe("r-short-weight", """
+y = f(x, w.detach()[: (len(w) + 1) // 2].clone(), eps)
+assert y is None, f"w is [{(len(w) + 1) // 2}], x is {list(x.shape)}, and nothing was raised"
+""", if_not=NOTE, if_raised=FINE),
+    "float64": Probe("r-float64", """
+x, w = x.detach().double() / 3, w.detach().double() / 3
+y = f(x, w, eps)
+error = float((y - oracle.truth(x, w, eps)).abs().max())
+assert error < 1e-9, f"x is float64, y is {y.dtype} and off by {error:.1e}"
+""", if_not=NOTE, if_raised=FINE, dtypes=("float32",)),
+}  # fmt: skip
+
+HUGE = {"size", "size_dx"}  # only on request: each takes some 20 GB and 2^31 elements
+
+# What `close` allows for: two ways to the same number, not two numbers.
+CLOSE = """
+def close(a, b):
+    unit = 8 * max(torch.finfo(t.dtype).eps for t in (a, b))
+    return torch.allclose(a.float(), b.float(), unit, unit * float(b.float().abs().max()))
+"""
+
+
+def text(name: str, case: Case, gives: str, device: str = "cpu") -> str:
+    """Write all lines of a probe but those that find the candidate."""
+    wanted = [leaf for leaf in "xw" if leaf in gives]
+    lines = [source(case, device)]
+    body = PROBES[name].text
+    if PROBES[name].needs:
+        lines += [f"{leaf}.requires_grad_()" for leaf in wanted]
+    if "leaves" in body:
+        lines.append(f"leaves = [{', '.join(wanted)}]")
+    if "close" in body:
+        lines.append(CLOSE)
+    return "\n".join([*lines, body.strip()])
+
+
+def run(f: Call, name: str, case: Case, gives: str, device: str = "cpu") -> dict[str, Any]:
+    """Run one probe; return {} where the property holds, else what was seen and its severity."""
+    probe = PROBES[name]
+    names: dict[str, Any] = {"torch": torch, "oracle": oracle, "f": f}
+    try:
+        exec(compile(text(name, case, gives, device), f"<{name}>", "exec"), names)  # noqa: S102
+    except AssertionError as error:
+        # An assertion of the candidate's own is an exception like others.
+        if error.__traceback__ and _is_ours(error, name):
+            return {"severity": probe.if_not, "said": str(error)}
+        said = raised("", error)
+    except Exception as error:  # noqa: BLE001  # a kernel may raise whatever it likes
+        said = raised("", error)
+    else:
+        return {}
+    if probe.if_raised == FINE:
+        return {"refused": f"{said['type']}: {said['text']}"}
+    return {"severity": probe.if_raised, "said": f"{said['type']}: {said['text']}", "raised": True}
+
+
+def _is_ours(error: AssertionError, name: str) -> bool:
+    last = error.__traceback__
+    while last is not None and last.tb_next is not None:
+        last = last.tb_next
+    return last is not None and last.tb_frame.f_code.co_filename == f"<{name}>"

@@ -1,0 +1,111 @@
+"""Make a failing case small: fewer features, plainer values, fewer rows and columns, float32."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from .cases import UNEVEN, Case
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+MOST_RUNS = 90
+ROWS = (1, 2, 3, 4, 5, 6, 8, 9, 12, 16, 17, 24, 32, 33, 64, 65, 100, 128, 129, 256, 257, 300, 512, 513,
+        1024, 1025, 2048, 2049, 4096, 4097, 32768, 65535, 65536, 65537)  # fmt: skip
+COLUMNS = (1, 2, 3, 4, 5, 6, 7, 8, 9, 12, 16, 17, 24, 32, 33, 40, 64, 65, 100, 128, 129, 256, 257, 384,
+           512, 513, 768, 1000, 1024, 1025, 1536, 2048, 2049, 3000, 4096, 4097, 8192, 8193, 9000, 12000,
+           16384, 16385, 17000, 32768, 32769, 33000, 65536, 65537)  # fmt: skip
+PLAIN: dict[str, Any] = {
+    "x_layout": "packed",
+    "dy_layout": "packed",
+    "w_layout": "packed",
+    "lead": None,
+    "w_dtype": "",
+    "needs": "xw",
+    "values": "random",
+    "scale": 1.0,
+    "eps": 1e-6,
+}
+
+
+class Shrinker:
+    """Try smaller cases with `fails`, which is asked once about each.
+
+    `plain` says what is plain for this candidate; None leaves a field as it is.
+    """
+
+    def __init__(
+        self, fails: Callable[[Case], bool], plain: dict[str, Any], dtypes: tuple[str, ...]
+    ) -> None:
+        self._fails = fails
+        together = PLAIN | plain
+        self._plain = {name: value for name, value in together.items() if value is not None}
+        self._plain["lead"] = None
+        self._dtypes = dtypes
+        self._known: dict[Case, bool] = {}
+        self._runs = 0
+
+    def shrink(self, case: Case) -> tuple[Case, Case]:
+        """Return the smallest failing case, and the one that still has the values it began with.
+
+        The latter tells which feature is to blame: plain numbers are easier to read, and no cause.
+        """
+        self._runs = 0
+        case = self._first(self._all_plain, case)
+        for _ in PLAIN:
+            case = self._first(self._one_plain, case)
+        for _ in range(2):
+            for stage in (self._rows, self._columns, self._dtype):
+                case = self._first(stage, case)
+        blamed = case
+        for stage in (self._values, self._rows, self._columns):
+            case = self._first(stage, case)
+        return case, blamed
+
+    def _first(self, stage: Callable[[Case], Iterator[Case]], case: Case) -> Case:
+        return next((smaller for smaller in stage(case) if self._try(smaller)), case)
+
+    def _try(self, case: Case) -> bool:
+        if case not in self._known:
+            if self._runs >= MOST_RUNS:
+                return False
+            self._runs += 1
+            self._known[case] = self._fails(case)
+        return self._known[case]
+
+    def _all_plain(self, case: Case) -> Iterator[Case]:
+        plain = replace(case, **self._plain)
+        if plain != case and case.M:
+            yield plain
+
+    def _one_plain(self, case: Case) -> Iterator[Case]:
+        for name, value in self._plain.items():
+            if getattr(case, name) != value:
+                yield replace(case, **{name: value})
+
+    def _values(self, case: Case) -> Iterator[Case]:
+        if case.values == "random":
+            yield replace(case, values="ones")
+            yield replace(case, values="steps")
+
+    def _rows(self, case: Case) -> Iterator[Case]:
+        if case.lead is not None:
+            return
+        even = UNEVEN in {case.x_layout, case.dy_layout}
+        for M in ROWS:
+            if M < case.M and not (even and M % 2):
+                yield replace(case, M=M)
+
+    def _columns(self, case: Case) -> Iterator[Case]:
+        if case.values.startswith("layer"):
+            return
+        for N in COLUMNS:
+            if N < case.N:
+                yield replace(case, N=N)
+
+    def _dtype(self, case: Case) -> Iterator[Case]:
+        for dtype in self._dtypes:
+            if dtype in {case.dtype, case.w_dtype}:
+                return
+            yield replace(case, dtype=dtype)

@@ -1,0 +1,159 @@
+"""The child's side: load a candidate, answer requests, one JSON line each.
+
+Before a request is begun a line says so: a child that dies or hangs has named what it was at.
+"""
+
+from __future__ import annotations
+
+import faulthandler
+import json
+import math
+import os
+import sys
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from . import accuracy, candidate, judge, probes, semantics, speed
+from .cases import Case
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from .candidate import Call, Candidate
+
+# eps of kernels that take none, rounded to the nearest of these where one is within 2 %.
+_USUAL_EPS = (1e-3, 1e-4, 1e-5, 1e-6, 1e-7, 1e-8, 1e-12, 2.0**-23, 2.0**-7, 2.0**-10, 0.0)
+
+
+class Worker:
+    """Answer requests about one candidate on one device."""
+
+    def __init__(self, find: Callable[[], Candidate], device: str) -> None:
+        self._find = find
+        self._device = device
+        self._candidate: Candidate | None = None
+
+    def answer(self, request: dict[str, Any]) -> dict[str, Any]:  # noqa: PLR0911  # an op each
+        """Return the result of one request."""
+        op = request["op"]
+        if op == "load":
+            return self._load()
+        assert self._candidate is not None
+        f = self._candidate.call
+        if op == "case":
+            return judge.run(f, Case.of(request["case"]), self._device)
+        if op == "probe":
+            case = Case.of(request["case"])
+            return probes.run(f, request["probe"], case, request["gives"], self._device)
+        if op == "interpreted":
+            return {"interpreted": self._device == "cpu" and _interprets(f, request["dtype"])}
+        if op == "eps":
+            return {"eps": fixed_eps(f, self._device, request["dtype"])}
+        if op == "semantics":
+            words = request["dtypes"], request["takes_eps"], request["eps"]
+            return self._semantics(*words)
+        if op == "bench":
+            return speed.measure(f, request["full"], request["dtype"], request["gives"])
+        return accuracy.table(f, self._device, request["dtypes"], request["gives"], request["eps"])
+
+    def _load(self) -> dict[str, Any]:
+        self._candidate = self._find()
+        return {"signature": self._candidate.signature, "takes_eps": self._candidate.takes_eps}
+
+    def _semantics(self, dtypes: list[str], takes_eps: bool, eps: float) -> dict[str, Any]:
+        assert self._candidate is not None
+        f = self._candidate.call
+        try:
+            return semantics.fit(f, self._device, dtypes, takes_eps=takes_eps, fixed_eps=eps)
+        except Exception as error:  # noqa: BLE001  # what it refuses, cases tell
+            return {"raised": judge.raised("forward", error)}
+
+
+def _interprets(f: Call, dtype: str) -> bool:
+    """Tell whether a call runs kernels in Triton's interpreter: then each row costs milliseconds.
+
+    That Triton was imported says little: another test of the same process may have done so.
+    """
+    x = torch.ones(1, 8, dtype=getattr(torch, dtype))
+    f(x, x[0], 1e-6)  # the first call may import Triton
+    interpreter: Any = sys.modules.get("triton.runtime.interpreter")
+    if interpreter is None:
+        return False
+    launched = []
+    original = interpreter.GridExecutor.__call__
+
+    def launch(self: Any, *args: Any, **options: Any) -> Any:
+        launched.append(True)
+        return original(self, *args, **options)
+
+    interpreter.GridExecutor.__call__ = launch
+    try:
+        f(x, x[0], 1e-6)
+    finally:
+        interpreter.GridExecutor.__call__ = original
+    return bool(launched)
+
+
+def fixed_eps(f: Any, device: str, dtype: str) -> float:
+    """Find the eps of a kernel that takes none, from a row far below its root."""
+    size = 1e-4
+    x = torch.full((2, 8), size, device=device, dtype=getattr(torch, dtype))
+    w = torch.ones(8, device=device, dtype=x.dtype)
+    with torch.no_grad():
+        y = float(f(x, w, 0.0).double().mean())
+    size = float(x[0, 0])
+    eps = max(0.0, (size / y) ** 2 - size**2) if y and math.isfinite(y) else 0.0
+    return min(_USUAL_EPS, key=lambda usual: abs(usual - eps)) if _usual(eps) else eps
+
+
+def _usual(eps: float) -> bool:
+    return any(abs(eps - usual) <= 0.02 * usual + 1e-10 for usual in _USUAL_EPS)
+
+
+def serve(worker: Worker, requests: int, answers: int) -> None:
+    """Read requests from one file descriptor, write answers to another, until it is closed."""
+    torch.set_num_threads(1)  # inputs are small: threads would only wait for each other
+    with os.fdopen(requests) as lines, os.fdopen(answers, "w") as out:
+
+        def say(**words: Any) -> None:
+            out.write(json.dumps(words) + "\n")
+            out.flush()
+
+        for line in lines:
+            for request in json.loads(line):
+                say(begun=request["id"])
+                try:
+                    result = worker.answer(request)
+                except Exception as error:  # noqa: BLE001  # told, and judged by the parent
+                    result = {"failed": judge.raised("", error)}
+                broken = _broken_gpu()
+                if broken:
+                    result = {"cuda_error": broken}
+                say(done=request["id"], result=result)
+                if broken:
+                    os._exit(0)  # nothing works in this process any more
+
+
+def _broken_gpu() -> str:
+    cuda: Any = torch.cuda
+    if not cuda.is_initialized():
+        return ""
+    try:
+        torch.cuda.synchronize()
+    except RuntimeError as error:
+        return str(error).strip().splitlines()[0][:200]
+    return ""
+
+
+def main(words: list[str]) -> None:
+    """Serve one candidate: what `pool` starts in a fresh interpreter."""
+    faulthandler.enable()
+    setup = json.loads(words[0])
+    target, signature, init = setup["target"], setup["signature"], setup["init"]
+    worker = Worker(lambda: candidate.find(target, signature, init), setup["device"])
+    serve(worker, setup["requests"], setup["answers"])
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
