@@ -39,8 +39,8 @@ def main(arguments: list[str] | None = None) -> int:
         if options.command == "bench":
             # Not before it is asked for: `check` needs none of it.
             bench = import_module("rmsnorm_ref.measure.bench")
-            words = (options.cells, options.dtype, options.passes, options.peers, options.out)
-            return int(bench.run(bench.Options(*words)))
+            names = bench.Options._fields
+            return int(bench.run(bench.Options(*(getattr(options, name) for name in names))))
         return check.run(full=options.full, as_json=options.json)
     except (RuntimeError, ValueError) as error:
         print(f"rmsnorm_ref: {error}", file=sys.stderr)
@@ -62,7 +62,8 @@ def _add_bench(commands: Any) -> None:
         "--cells",
         default="seed",
         help="comma-separated: seed, narrow, wide, few, sizes, widths (kernel times of shapes), "
-        "cold, configs, ablations, host, errors, counters, eager, or all (default: %(default)s)",
+        "cold, configs, ablations, host, errors, counters, eager, scaling (two GPUs), or all "
+        "(default: %(default)s)",
     )
     timing.add_argument(
         "--dtype",
@@ -81,6 +82,10 @@ def _add_bench(commands: Any) -> None:
     timing.add_argument(
         "--out",
         help="file to write, a new one (default: ./rmsnorm_ref-<gpu>-<date>.json)",
+    )
+    timing.add_argument(
+        "--against",
+        help="an earlier recording, shipped or a file: how far the medians moved since is noted",
     )
 
 

@@ -119,6 +119,10 @@ def _diagnosed() -> Iterator[Row]:
         time_s = 20e-6 / SHARES[contender] * (1 + 7 * (pass_ != FORWARD) + 0.5 * grad)
         quantiles = Quantiles(0.95 * time_s, time_s, 1.1 * time_s)
         yield dataclasses.replace(row, ceiling=None, obligatory_bytes=None, time_s=quantiles)
+    for n_gpus in (1, 2):
+        row = kernel_row("scaling", "ours", BACKWARD, 32768, 8192, kind="scaling")
+        both: dict[str, Any] = {"pass_": "forward+backward", "obligatory_bytes": None}
+        yield dataclasses.replace(row, ceiling=None, detail={"n_gpus": n_gpus}, **both)
     for (M, N), contender in itertools.product(SEED, ("ours", "F.rms_norm", "eager", "eager_fp32")):
         for pass_, tensors in (("forward", ("y",)), ("backward", ("dx", "dw"))):
             ratio = {"ours": 0.9, "F.rms_norm": 0.95, "eager": 7.0, "eager_fp32": 1.6}[contender]

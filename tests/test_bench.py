@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
-from fabricated import fabricated
+from fabricated import fabricated, slowed
 from made_up_clock import made_up_session
 from paths import DEVICE
 
@@ -78,7 +78,7 @@ def test_all_is_every_section() -> None:
     assert cells.sections("host,wide") == ["wide", "host"]
 
 
-@pytest.mark.parametrize("only", ["all", "seed", "cold", "configs", "counters", "eager"])
+@pytest.mark.parametrize("only", ["all", "seed", "cold", "configs", "counters", "eager", "scaling"])
 @pytest.mark.parametrize("passes", [(FORWARD,), (FORWARD, BACKWARD)])
 def test_every_section_has_steps(only: str, passes: tuple[schema.OnePass, ...]) -> None:
     """Each section gives steps with different labels, and `all` those of all sections.
@@ -109,6 +109,7 @@ def test_every_section_has_steps(only: str, passes: tuple[schema.OnePass, ...]) 
         (["--dtype", "fp16"], "--dtype 'fp16'"),
         (["--passes", "forwards"], "--passes 'forwards'"),
         (["--peers", "eager,apex"], "--peers 'eager,apex'"),
+        (["--against", "yesterday"], "--against 'yesterday': no recording"),
     ],
 )
 def test_a_wrong_word_is_named(
@@ -192,6 +193,30 @@ def test_a_run_ends_with_a_recording_and_a_table(
     printed = capsys.readouterr().out
     assert "512 x" in printed
     assert printed.splitlines()[-1] == f"recording: {path}"
+
+
+def test_a_run_says_how_far_it_moved(tmp_path: Path) -> None:
+    """Held against an earlier recording, a run notes its largest move, ours and peers apart."""
+    before = fabricated()
+    ours, peer = (
+        recording.select(before.rows, kind="kernel", section="seed", contender=name)
+        for name in ("ours", "liger")
+    )
+    rows = [*ours[:-1], slowed(ours[-1], 1.05), slowed(peer[0], 0.98), *peer[1:]]
+    asked, path = made_up_session(), tmp_path / "run.json"
+    asked.before = before
+    assert bench.execute(asked, [a_step("all", *rows)], path, facts) == 0
+    (note,) = asked.notes
+    last = ours[-1]
+    assert note == (
+        f"against fabricated: ours: {len(ours)} medians moved by 0.0% (median), 5.0% at most "
+        f"(ours, seed {last.M} x {last.N} bfloat16 {last.pass_}); 1 by 3% or more; "
+        f"peers: {len(peer)} medians moved by 0.0% (median), 2.0% at most "
+        f"(liger, seed {peer[0].M} x {peer[0].N} bfloat16 {peer[0].pass_}); 0 by 3% or more"
+    )
+    asked.notes.clear()
+    assert bench.execute(asked, [a_step("one", kernel_row(N=3))], tmp_path / "2.json", facts) == 0
+    assert asked.notes == ["against fabricated: no cell in common"]
 
 
 def test_a_step_that_fails_does_not_cost_the_run(tmp_path: Path) -> None:

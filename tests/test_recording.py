@@ -39,6 +39,7 @@ DETAILS: dict[str, dict[str, Any]] = {
         "n_bytes": 100,
         "matched": "order",
     },
+    "scaling": {"n_gpus": 2},
 }
 
 
@@ -218,8 +219,8 @@ def test_shipped_recordings_keep_the_schema(name: str) -> None:
 
 def headline() -> list[str]:
     """Return the newest shipped recording of the seed's cells that ran to its end, if any."""
-    found = [name for name in recording.shipped() if _is_headline(recording.load(name))]
-    return found[-1:]
+    found = [each for each in map(recording.load, recording.shipped()) if _is_headline(each)]
+    return [each.id for each in sorted(found, key=lambda each: each.provenance.date)][-1:]
 
 
 def _is_headline(found: Recording) -> bool:

@@ -44,6 +44,7 @@ def test_table_covers_every_kind() -> None:
     rows = list(fabricated().rows)
     text = table.table(rows)
     assert "host, us per call" in text
+    assert "GPUs at once" in text
     for kind in ("config", "ablation", "error", "counter", "eager_kernel"):
         assert f"{len(recording.select(rows, kind=kind))} {kind}" in text
     assert table.table([]) == ""

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from tqdm import tqdm
 
-from . import cells, peers, plan, provenance, timing
+from . import again, cells, peers, plan, provenance, timing
 from .plan import Options
 from .recording import Provenance, Recording, Row, name_of, save
 from .session import GpuLostError, Session, Stopped
@@ -47,10 +47,11 @@ def run(options: Options) -> int:
     """
     wanted, dtypes = cells.sections(options.cells), cells.dtypes(options.dtype)
     passes, names = plan.parse_passes(options.passes), plan.parse_peers(options.peers)
+    before = plan.earlier(options.against)
     device = timing.require_gpu()
     properties = torch.cuda.get_device_properties(device)
     path = plan.out_path(options.out, properties.name)
-    session = Session(device, properties.L2_cache_size, passes)
+    session = Session(device, properties.L2_cache_size, passes, before=before)
     plan.choose_peers(session, names)
     *_, remark = provenance.commit()
     if remark:
@@ -112,6 +113,8 @@ def execute(
     except (Stopped, GpuLostError) as stop:
         stopped = stop
     if rows:
+        if session.before is not None:
+            session.note(again.remark(rows, session.before))
         interrupted = stopped is not None
         save(Recording(name_of(path), facts(interrupted=interrupted), tuple(rows)), path)
         partial.unlink(missing_ok=True)

@@ -36,6 +36,7 @@ COLD = (4096, 8192)
 CONFIG_N = (64, 128, 512, 2048, 4096, 8192, 16384, 32768, 65536)
 ABLATION_SHAPES = tuple((4096, N) for N in SEED_N)
 HOST = (16, 2048)
+SCALING = (32768, 8192)  # rows of each GPU
 ERROR_CONTENDERS = ("ours", "F.rms_norm", "eager", "eager_fp32")
 # One for each path that the seed's cells do not take, and one for many rows to a tile.
 OTHER_PATHS = ((64, 2048), (4096, 128), (2048, 16384), (512, 65536))

@@ -8,9 +8,9 @@ import re
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-from . import cells, chain, counters, extras, kernel_rows, knobs, peers
+from . import cells, chain, counters, extras, kernel_rows, knobs, peers, scaling
 from .cells import CELL_SECTIONS, Cell
-from .recording import name_of
+from .recording import load, name_of
 from .schema import BACKWARD, FORWARD
 
 if TYPE_CHECKING:
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     import torch
 
-    from .recording import Row
+    from .recording import Recording, Row
     from .schema import OnePass, Section
     from .session import Session
 
@@ -31,6 +31,7 @@ class Options(NamedTuple):
     passes: str = "forward,backward"
     peers: str = "all"
     out: str | None = None
+    against: str | None = None
 
     def command(self) -> str:
         """Return the command that repeats the run, without where its result went."""
@@ -65,6 +66,16 @@ def parse_peers(words: str) -> tuple[str, ...]:
     if unknown:
         raise ValueError(f"--peers {words!r}: expected all, none, or a list of {', '.join(known)}")
     return chosen
+
+
+def earlier(words: str | None) -> Recording | None:
+    """Return the recording that `--against` names; ValueError if there is none."""
+    if words is None:
+        return None
+    try:
+        return load(words)
+    except (OSError, ValueError) as error:
+        raise ValueError(f"--against {words!r}: {error}") from error
 
 
 def choose_peers(session: Session, names: Sequence[str]) -> None:
@@ -138,3 +149,5 @@ def _counted_and_profiled(
             for pass_ in session.passes:
                 profile = one(chain.eager_profile, M, N, dtype, spelling, pass_)
                 yield Step(f"eager {M} x {N} {spelling} {pass_}", 3, profile)
+    if "scaling" in wanted:
+        yield Step(f"scaling {cells.dtype_name(dtype)}", 20, one(scaling.measure, session, dtype))

@@ -24,12 +24,24 @@ KINDS = {
     "error": "largest error of a pass against the float64 truth",
     "counter": "bytes that crossed the DRAM bus, by hardware counters, beside the model's",
     "eager_kernel": "one kernel of an eager chain, profiled",
+    "scaling": "both passes on one GPU and on several at once: a call on the slowest of them",
 }
 Kind = Literal[
-    "kernel", "resident", "cold", "host", "config", "ablation", "error", "counter", "eager_kernel"
+    "kernel",
+    "resident",
+    "cold",
+    "host",
+    "config",
+    "ablation",
+    "error",
+    "counter",
+    "eager_kernel",
+    "scaling",
 ]
 CellSection = Literal["seed", "narrow", "wide", "few", "sizes", "widths"]
-ExtraSection = Literal["cold", "configs", "ablations", "host", "errors", "counters", "eager"]
+ExtraSection = Literal[
+    "cold", "configs", "ablations", "host", "errors", "counters", "eager", "scaling"
+]
 Section = Literal[CellSection, ExtraSection]
 Contender = Literal[
     "ours",
@@ -78,6 +90,7 @@ DETAILS: dict[str, dict[str, tuple[Any, str]]] = {
         "n_bytes": (int, "bytes of those, read and written"),
         "matched": (Literal["order", "name", "none"], "how kernel and model were paired"),
     },
+    "scaling": {"n_gpus": (int, "how many worked at once, each on M rows of its own")},
 }
 
 

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
     from .calls import Call, InputSet
     from .cells import Cell
+    from .recording import Recording
 
 
 class Stopped(BaseException):
@@ -77,6 +78,7 @@ class Session:
 
     `peers` are those that were asked for and are installed. `clock` is None for CUDA.
     `heed_signals` is called after a peer was built: importing one may take a handler away.
+    `before` is a recording of an earlier run, which this one is held against.
     """
 
     device: torch.device
@@ -86,6 +88,7 @@ class Session:
     clock: timing.Clock | None = None
     notes: list[str] = field(default_factory=list)
     stop_signal: int | None = None
+    before: Recording | None = None
     heed_signals: Callable[[], object] = lambda: None
 
     def note(self, text: str) -> None:

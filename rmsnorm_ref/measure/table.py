@@ -50,7 +50,12 @@ def table(rows: Sequence[Row]) -> str:
     if hosts:
         titles = ("host, us per call", "M x N", "gradients", "pass")
         parts.append(_aligned([titles, *_hosts(hosts)]))
-    others = [row.kind for row in rows if row.kind not in {"kernel", "resident", "cold", "host"}]
+    scaled = select(rows, kind="scaling")
+    if scaled:
+        titles = ("GPUs at once", "M x N on each", "us per call, both passes", "of one alone")
+        parts.append(_aligned([titles, *_scaled(scaled)]))
+    shown = {"kernel", "resident", "cold", "host", "scaling"}
+    others = [row.kind for row in rows if row.kind not in shown]
     counted = [f"{others.count(kind)} {kind}" for kind in dict.fromkeys(others)]
     if counted:
         parts.append(f"also recorded, rows: {', '.join(counted)}")
@@ -89,6 +94,18 @@ def _hosts(rows: Iterable[Row]) -> list[tuple[str, ...]]:
             f"{row.M} x {row.N}",
             "yes" if row.detail and row.detail["requires_grad"] else "no",
             row.pass_,
+        )
+        for row in rows
+    ]
+
+
+def _scaled(rows: Sequence[Row]) -> list[tuple[str, ...]]:
+    return [
+        (
+            str(row.detail["n_gpus"] if row.detail else ""),
+            f"{row.M} x {row.N}",
+            _us(_p50(row)),
+            f"{_p50(row) / _p50(rows[0]):.3f}",
         )
         for row in rows
     ]
