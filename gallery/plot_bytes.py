@@ -68,7 +68,7 @@ print(f"predicted speed-up, forward: {traffic.predicted_speedup(eager, fused):.2
 # intermediate has twice the size. The quotient of bytes is the speed-up to expect if the fused
 # kernel and the chain use the bus equally well: a prediction, made before anything is timed.
 
-PASSES = {
+PASSES: dict[str, tuple[Any, Any]] = {
     "forward": (traffic.forward, traffic.eager_forward),
     "backward": (traffic.backward, traffic.eager_backward),
 }

@@ -39,13 +39,15 @@ def _on(device: torch.device) -> contextlib.AbstractContextManager[Any]:
 _HERE = contextlib.nullcontext()
 
 
-def launch_forward(x: Tensor, w: Tensor, eps: float) -> tuple[Tensor, Tensor]:
-    """Return (y, rstd); x is [..., N] in any layout."""
+def launch_forward(
+    x: Tensor, w: Tensor, eps: float, *, needs_rstd: bool = True
+) -> tuple[Tensor, Any]:
+    """Return (y, rstd), None for rstd that is not needed; x is [..., N] in any layout."""
     launch, _ = _launchers.get(x.device.type) or _load(x.device)
     x, x_row_stride = layout.rows(x, tiling.row_align(x.shape[-1], x.dtype))
     w, _ = layout.rows(w, 1)
     with _on(x.device):
-        result: tuple[Tensor, Tensor] = launch(x, x_row_stride, w, eps)
+        result: tuple[Tensor, Any] = launch(x, x_row_stride, w, eps, needs_rstd=needs_rstd)
     return result
 
 
@@ -135,7 +137,7 @@ def apply(x: Tensor, w: Tensor, eps: float) -> Tensor:
     if _recorded(x, w):
         y = _record(x, w, eps)
     else:
-        y, _ = launch_forward(x, w, eps)
+        y, _ = launch_forward(x, w, eps, needs_rstd=False)
     return y
 
 

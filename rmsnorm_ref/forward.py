@@ -5,7 +5,7 @@ A row is read from HBM once, lives in registers while its mean square is taken, 
 `tiling.ONE_TILE_MAX` would spill out of the registers; `wide.py` takes them.
 
 Besides y the kernel writes rstd, one fp32 number a row: 4·M bytes against 2·M·N elements, and the
-backward is spared a whole reduction.
+backward is spared a whole reduction. Where no backward will come, nothing writes it.
 """
 
 import torch
@@ -20,7 +20,7 @@ from .launch import Launch
 def rmsnorm_forward_kernel(
     # x [M, N] in its storage dtype, unit column stride; w [N] in its own dtype.
     x_ptr, w_ptr,
-    # y [M, N] in the dtype of x, packed; rstd [M] in fp32.
+    # y [M, N] in the dtype of x, packed; rstd [M] in fp32, or None: no backward will come.
     y_ptr, rstd_ptr,
     # Elements between rows of x, a multiple of ROW_ALIGN.
     x_row_stride: tl.int64, M: tl.int64, eps,
@@ -62,12 +62,13 @@ def rmsnorm_forward_kernel(
     y = (x * rstd * w).to(y_ptr.dtype.element_ty)
     tl.store(y_ptr + rows * N + cols, y, mask=mask, eviction_policy=EVICTION)
     # 4 * M bytes; last, so that no store of y waits behind them.
-    tl.store(rstd_ptr + rows, rstd, mask=row_mask)
+    if rstd_ptr is not None:
+        tl.store(rstd_ptr + rows, rstd, mask=row_mask)
 
 
 def launch_forward(
-    x: torch.Tensor, x_row_stride: int, w: torch.Tensor, eps: float
-) -> tuple[torch.Tensor, torch.Tensor]:
+    x: torch.Tensor, x_row_stride: int, w: torch.Tensor, eps: float, *, needs_rstd: bool = True
+) -> tuple[torch.Tensor, torch.Tensor | None]:
     """Allocate y and rstd, launch the kernel that suits this width, return both.
 
     Args:
@@ -75,21 +76,22 @@ def launch_forward(
         x_row_stride: elements from one row to the next, a multiple of `tiling.row_align`.
         w: [N], packed, its own dtype.
         eps: added to the mean square.
+        needs_rstd: save rstd for a backward.
 
     Returns:
-        y, packed, with the shape and dtype of x, and rstd, [M] in fp32.
+        y, packed, with the shape and dtype of x, and rstd, [M] in fp32; None where not asked for.
     """
     N = w.numel()
     y = torch.empty_like(x, memory_format=torch.contiguous_format)
-    rstd = x.new_empty(x.numel() // N, dtype=torch.float32)
-    if rstd.numel():
+    rstd = x.new_empty(x.numel() // N, dtype=torch.float32) if needs_rstd else None
+    if x.numel():
         path = tiling.forward_path(N)
-        launch = tuning.prepared(path, _BUILD[path], x, w, _trial)
+        launch = tuning.prepared(path, _BUILD[path], x, w, _trial, needs_rstd)
         launch(x, x_row_stride, w, eps, y, rstd)
     return y, rstd
 
 
-def _build(N: int, dtype: torch.dtype, device: torch.device, config: tuning.Config):
+def _build(N: int, dtype: torch.dtype, device: torch.device, config: tuning.Config, *_needs: bool):
     """Fix all that does not change between calls of one width; return the launch."""
     tile = tiling.forward_tile(N)
     constants = (N, tile.block_size, tile.rows, tiling.row_align(N, dtype))
@@ -99,7 +101,7 @@ def _build(N: int, dtype: torch.dtype, device: torch.device, config: tuning.Conf
     }
 
     def launch(x, x_row_stride, w, eps, y, rstd) -> None:
-        M = rstd.numel()
+        M = y.numel() // N
         kernel = kernels[tiling.eviction(x)]
         kernel((-(-M // tile.rows), 1, 1), x, w, y, rstd, x_row_stride, M, eps)
 

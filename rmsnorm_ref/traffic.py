@@ -83,7 +83,9 @@ class Traffic(Chain):
         return dict(n_bytes)
 
 
-def forward(M: int, N: int, x_dtype: Dtype, w_dtype: Dtype | None = None) -> Traffic:
+def forward(
+    M: int, N: int, x_dtype: Dtype, w_dtype: Dtype | None = None, *, needs_rstd: bool = True
+) -> Traffic:
     """Count the fused forward: read x and w, write rstd and y.
 
     Above `tiling.ONE_TILE_MAX` columns x is asked for twice, the second time out of a cache.
@@ -93,6 +95,7 @@ def forward(M: int, N: int, x_dtype: Dtype, w_dtype: Dtype | None = None) -> Tra
         N: elements of a row, 1 or more.
         x_dtype: dtype of x and y: float16, bfloat16 or float32.
         w_dtype: dtype of w; None means `x_dtype`.
+        needs_rstd: whether a backward will come; without one nothing writes rstd.
 
     Returns:
         Traffic with obligatory_bytes == 2*M*N*e. total_bytes adds w, and 4*M for rstd in fp32.
@@ -105,7 +108,7 @@ def forward(M: int, N: int, x_dtype: Dtype, w_dtype: Dtype | None = None) -> Tra
     134217728
     """
     name, again = ("wide_forward", " x@cached") if N > tiling.ONE_TILE_MAX else ("forward", "")
-    kernels = ((name, "x w*P" + again, "rstd y"),)
+    kernels = ((name, "x w*P" + again, "rstd y" if needs_rstd else "y"),)
     return Traffic(steps.spell_out(kernels, M, N, x_dtype, w_dtype, None))
 
 

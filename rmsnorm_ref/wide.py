@@ -22,7 +22,7 @@ from .launch import Launch
 def wide_forward_kernel(
     # x [M, N] in its storage dtype, unit column stride; w [N] in its own dtype.
     x_ptr, w_ptr,
-    # y [M, N] in the dtype of x, packed; rstd [M] in fp32.
+    # y [M, N] in the dtype of x, packed; rstd [M] in fp32, or None: no backward will come.
     y_ptr, rstd_ptr,
     # Elements between rows of x, a multiple of ROW_ALIGN.
     x_row_stride: tl.int64, eps,
@@ -44,7 +44,8 @@ def wide_forward_kernel(
         sum_of_squares += x * x
     rstd = tl.rsqrt(tl.sum(sum_of_squares, axis=0) / N + eps)
     # 4 * M bytes.
-    tl.store(rstd_ptr + row, rstd)
+    if rstd_ptr is not None:
+        tl.store(rstd_ptr + row, rstd)
 
     # ---- Load again and write
     # M * N * e bytes of x once more, from cache, and for the last time (evict_first).
@@ -203,14 +204,16 @@ def column_backward_kernel(
         tl.store(partial_dw_ptr + program * N + cols, dw, mask=mask)
 
 
-def build_forward(N: int, dtype: torch.dtype, device: torch.device, config: tuning.Config):
+def build_forward(
+    N: int, dtype: torch.dtype, device: torch.device, config: tuning.Config, *_needs: bool
+):
     """Fix all that does not change between calls of one width; return the launch."""
     constants = (N, tiling.forward_chunk(N), tiling.row_align(N, dtype))
     options = tiling.one_row_per_sm(N, dtype, device)
     kernel = Launch(wide_forward_kernel, constants, config, device, **options)
 
     def launch(x, x_row_stride, w, eps, y, rstd) -> None:
-        kernel((rstd.numel(), 1, 1), x, w, y, rstd, x_row_stride, eps)
+        kernel((y.numel() // N, 1, 1), x, w, y, rstd, x_row_stride, eps)
 
     return launch
 

@@ -178,16 +178,22 @@ in_mixed_dtypes = pytest.mark.parametrize(("dtype", "w_dtype"), MIXED)
 @interpreted
 @on_every_shape
 @in_mixed_dtypes
+@pytest.mark.parametrize("needs_rstd", [True, False])
 def test_forward_moves_what_the_model_says(
-    recorder: Recorder, M: int, N: int, dtype: torch.dtype, w_dtype: torch.dtype
+    recorder: Recorder,
+    M: int,
+    N: int,
+    dtype: torch.dtype,
+    w_dtype: torch.dtype,
+    needs_rstd: bool,
 ) -> None:
-    """The forward asks for exactly the modelled bytes, and stores y and rstd once."""
+    """The forward asks for exactly the modelled bytes, and stores y, and rstd if asked to, once."""
     from rmsnorm_ref import forward
 
     x, w, _ = make(M, N, dtype, w_dtype, device="cpu")
-    forward.launch_forward(strided(x, 16), N + 16, w, 1e-6)
+    forward.launch_forward(strided(x, 16), N + 16, w, 1e-6, needs_rstd=needs_rstd)
     n_tiles = M if N > tiling.ONE_TILE_MAX else -(-M // tiling.forward_tile(N).rows)
-    judge(recorder, traffic.forward(M, N, dtype, w_dtype), n_tiles)
+    judge(recorder, traffic.forward(M, N, dtype, w_dtype, needs_rstd=needs_rstd), n_tiles)
 
 
 @interpreted
