@@ -6,6 +6,8 @@ One grid holds two kinds of programs: some own columns and add dw up over all ro
 rows and write dx, by the same formulas as `backward.py` and on the same tile.
 """
 
+import functools
+
 import torch
 import triton
 import triton.language as tl
@@ -86,16 +88,19 @@ def build_backward(
 ):
     """Fix all that does not change between calls of one width; return the launch."""
     tile = tiling.backward_tile(N)
-    dw_cols = tiling.dw_cols(device)
-    dw_programs = -(-N // dw_cols) if needs_dw else 0
-    constants = (N, *tile, tiling.row_align(N, dtype), tiling.DW_ROWS, dw_cols)
-    kernel = Launch(few_rows_backward_kernel, constants, config, device)
+    constants = (N, *tile, tiling.row_align(N, dtype))
+
+    @functools.cache
+    def kernel(dw_tile: tuple[int, int]) -> Launch:
+        return Launch(few_rows_backward_kernel, (*constants, *dw_tile), config, device)
 
     def launch(dy, dy_stride, x, x_stride, w, rstd, dx, dw) -> None:
         M = rstd.numel()
+        dw_tile = tiling.dw_tile(M, N, device)
         dx_programs = -(-M // tile.rows) if needs_dx else 0
+        dw_programs = -(-N // dw_tile[1]) if needs_dw else 0
         pointers = (dy, x, w, rstd, dx, dw)
         grid = (dw_programs + dx_programs, 1, 1)
-        kernel(grid, *pointers, dy_stride, x_stride, M, dw_programs)
+        kernel(dw_tile)(grid, *pointers, dy_stride, x_stride, M, dw_programs)
 
     return launch

@@ -22,6 +22,9 @@ FORWARD_TILE = 2048  # elements; narrower rows share a tile until it holds this 
 BACKWARD_TILE = 8192  # elements, one program per SM: 3 tiles in flight cover HBM's latency
 NARROW_BACKWARD_TILE = 4096  # elements, two programs per SM: at N = 512, 54 us against 67
 NARROW_MAX = 1024  # widest row that counts as narrow
+# Narrow rows that a large tile serves better all the same, one or half a warp to a row: at 256
+# columns 58 us against 61, at 128 55.5 against 56.5 (bf16; in fp32 it is 5 and 1 % slower).
+LARGE_TILE_ALL_THE_SAME = (128, 256)  # values of BLOCK_SIZE
 
 MIN_ROWS_PER_PROGRAM = 4  # else the fp32 partial buffer outgrows a third of the data
 
@@ -33,7 +36,11 @@ COLUMN_BLOCK = 4096
 # At most so many rows get dw and dx in one launch: 16 x 2048 takes 2.1 us against 4.6, 512 x 8192
 # 11.0 against 12.0; at 1024 rows the two are level (bf16, H200).
 FEW_ROWS_MAX = 512
-DW_ROWS = 128  # rows that its dw programs add per step
+# The tile of its dw programs, rows per step and columns owned. 128 rows are nearly all mask
+# where there are fewer: 16 x 8192 takes 3.0 us with 8 rows against 3.3, 64 x 8192 3.5 against 3.9.
+DW_TILE = (128, 32)
+SMALL_DW_TILE = (8, 64)
+SMALL_DW_TILE_MAX = 64  # most rows that get it
 
 # From so many bytes of x on, all of x, y, dy and dx is marked evict_last, which changes no bit.
 # On an H200, bf16: 32768 x 8192 forward 252 us against 262, backward 399 against 406; 8192 x 8192,
@@ -61,8 +68,13 @@ def forward_tile(N: int) -> Tile:
 def backward_tile(N: int) -> Tile:
     """Return the backward's tile for rows of N columns: a function of N alone."""
     block_size = next_power_of_2(N)
-    elements = NARROW_BACKWARD_TILE if N <= NARROW_MAX else BACKWARD_TILE
+    elements = NARROW_BACKWARD_TILE if shares_sm(N) else BACKWARD_TILE
     return Tile(block_size, max(1, elements // block_size))
+
+
+def shares_sm(N: int) -> bool:
+    """Tell whether the backward of N columns has small tiles and two programs per SM."""
+    return N <= NARROW_MAX and next_power_of_2(N) not in LARGE_TILE_ALL_THE_SAME
 
 
 def forward_chunk(N: int) -> int:
@@ -107,9 +119,17 @@ def forward_path(N: int) -> str:
     return "forward" if N <= ONE_TILE_MAX else "wide_forward"
 
 
-def dw_cols(device: torch.device) -> int:
-    """Return how many columns a dw program of the few-rows kernel owns; see `reduce_cols`."""
-    return 32 if device.type == "cuda" else 4096
+def dw_tile(M: int, N: int, device: torch.device) -> tuple[int, int]:
+    """Return how many rows a dw program of the few-rows kernel adds per step, and its columns.
+
+    Interpreted, a program owns 4096 columns (see `reduce_cols`) and takes several steps.
+    """
+    if device.type != "cuda":
+        return INTERPRETED_FEW_ROWS_MAX // 2, 4096
+    if M > SMALL_DW_TILE_MAX:
+        return DW_TILE
+    rows, cols = SMALL_DW_TILE
+    return rows, cols if N > NARROW_MAX else cols // 2  # else too few programs
 
 
 def backward_path(M: int, N: int, device: torch.device) -> str:
@@ -160,7 +180,7 @@ def split_rows(M: int, N: int, device: torch.device) -> tuple[int, int]:
     rows, most = 1, sm_count(device)
     if N <= ONE_TILE_MAX:
         rows = backward_tile(N).rows
-        most *= 2 if N <= NARROW_MAX else 1
+        most *= 2 if shares_sm(N) else 1
     elif N > CHUNKED_BACKWARD_MAX:
         most = max(1, most // -(-N // COLUMN_BLOCK))
     rows_per_program = -(-max(-(-M // most), MIN_ROWS_PER_PROGRAM) // rows) * rows

@@ -165,7 +165,7 @@ def backward(
     kernels += ((path, reads, writes), *(("reduce_dw", "partial_dw*P", "dw"),) * needs_dw)
     if path == "few_rows_backward":
         dx_programs = needs_dx * -(-M // tiling.backward_tile(N).rows)
-        dw_programs = needs_dw * -(-N // tiling.dw_cols(device))
+        dw_programs = needs_dw * -(-N // tiling.dw_tile(M, N, device)[1])
         reads = f"x dy rstd*{needs_dx + dw_programs}" + f" w*{dx_programs}" * needs_dx
         reads += " x@cached dy@cached" * (needs_dx and needs_dw)
         kernels = ((path, reads, " ".join(["dx"] * needs_dx + ["dw"] * needs_dw)),)

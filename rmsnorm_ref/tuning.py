@@ -125,14 +125,14 @@ EXCEPTIONS = {
     ("wide_forward", 16384, 4): Config(32),
     ("backward", 1, 2): Config(16, 1),
     ("backward", 2, 2): Config(8, 1),
-    ("backward", 128, 2): Config(8, 3),
+    ("backward", 256, 2): Config(16, 3),
     ("backward", 1, 4): Config(32, 1),
     ("backward", 2, 4): Config(8, 1),
     ("backward", 16, 4): Config(16, 1),
     ("backward", 32, 4): Config(16, 1),
     ("backward", 64, 4): Config(4, 1),
-    ("backward", 128, 4): Config(8, 1),
-    ("backward", 256, 4): Config(4, 1),
+    ("backward", 128, 4): Config(16, 1),
+    ("backward", 256, 4): Config(8, 1),
     ("wide_backward", 32768, 4): Config(8),
 }
 

@@ -101,9 +101,12 @@ def pretend_gpu() -> None:
     """Take the tiling of a GPU for tensors that lie on the CPU."""
     from rmsnorm_ref import tiling
 
-    reduce_cols, dw_cols = tiling.reduce_cols, tiling.dw_cols
+    reduce_cols, dw_tile = tiling.reduce_cols, tiling.dw_tile
     one_row_per_sm, gpu = tiling.one_row_per_sm, torch.device("cuda")
-    tiling.reduce_cols, tiling.dw_cols = lambda _: reduce_cols(gpu), lambda _: dw_cols(gpu)
+    tiling.reduce_cols, tiling.dw_tile = (
+        lambda _: reduce_cols(gpu),
+        lambda M, N, _: dw_tile(M, N, gpu),
+    )
     tiling.one_row_per_sm = lambda N, dtype, _: one_row_per_sm(N, dtype, gpu)
 
 

@@ -162,7 +162,7 @@ def test_few_rows_itemised(needs_dx: bool, needs_dw: bool) -> None:
     M, N, e = 96, 1000, 2
     counted = traffic.backward(M, N, torch.bfloat16, needs_dx=needs_dx, needs_dw=needs_dw)
     dx_programs = -(-M // tiling.backward_tile(N).rows) if needs_dx else 0
-    dw_programs = -(-N // tiling.dw_cols(torch.device("cuda"))) if needs_dw else 0
+    dw_programs = -(-N // tiling.dw_tile(M, N, torch.device("cuda"))[1]) if needs_dw else 0
     reads = (needs_dx + needs_dw) * M * N * e
     asked = {("x", "read"): reads, ("dy", "read"): reads}
     asked["rstd", "read"] = (needs_dx + dw_programs) * M * 4

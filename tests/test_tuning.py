@@ -47,7 +47,7 @@ def test_tile_spans_the_row(block_size: int) -> None:
             (tiling.forward_tile(N), tiling.FORWARD_TILE),
             (
                 tiling.backward_tile(N),
-                tiling.NARROW_BACKWARD_TILE if N <= tiling.NARROW_MAX else tiling.BACKWARD_TILE,
+                tiling.NARROW_BACKWARD_TILE if tiling.shares_sm(N) else tiling.BACKWARD_TILE,
             ),
         ):
             assert tile.block_size == block_size
@@ -63,7 +63,7 @@ def test_rows_are_split_into_whole_tiles_that_cover_all(
     monkeypatch.setattr(tiling, "sm_count", lambda _: n_sm)
     tile_rows = tiling.backward_tile(N).rows if N <= tiling.ONE_TILE_MAX else 1
     n_blocks = -(-N // tiling.COLUMN_BLOCK) if N > tiling.CHUNKED_BACKWARD_MAX else 1
-    most = max(n_blocks, n_sm * (2 if N <= tiling.NARROW_MAX else 1))
+    most = max(n_blocks, n_sm * (2 if tiling.shares_sm(N) else 1))
     for M in (*range(1, 70), n_sm * tile_rows, n_sm * tile_rows + 1, 4096, 1_000_003):
         n_programs, rows_per_program = tiling.split_rows(M, N, CPU)
         assert (n_programs - 1) * rows_per_program < M <= n_programs * rows_per_program

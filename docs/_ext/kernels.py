@@ -137,9 +137,8 @@ def times(step: Step, path: str, M: int, N: int) -> str:
     if path == "column_backward":
         known[-(-N // tiling.COLUMN_BLOCK)] = f"⌈N / {tiling.COLUMN_BLOCK}⌉"
     if path == "few_rows_backward":
-        dw_cols = tiling.dw_cols(traffic.GPU)
         known[-(-M // tiling.backward_tile(N).rows)] = "⌈M / ROWS⌉"
-        known[1 + -(-N // dw_cols)] = f"1 + ⌈N / {dw_cols}⌉"
+        known[1 + -(-N // tiling.dw_tile(M, N, traffic.GPU)[1])] = "1 + ⌈N / DW_COLS⌉"
     return known[step.repeats]
 
 
