@@ -224,7 +224,7 @@ def hangs(x: Tensor, w: Tensor, eps: float) -> Tensor:
 @pytest.mark.parametrize(("f", "rule"), [(crashes, "r-crash"), (hangs, "r-hang")])
 def test_a_review_outlives_its_candidate(f: Any, rule: str) -> None:
     """A crash and an endless loop are findings, at the width that shows them; the rest is run."""
-    report = reviewed(f, dtypes=("float32",), limit_s=2.0)
+    report = reviewed(f, dtypes=("float32",), limit_s=1.0)
     finding = next(found for found in report.findings if found.rule == rule)
     assert finding.case is not None
     assert (finding.case.M, finding.case.N) == (1, 17)

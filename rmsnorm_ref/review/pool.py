@@ -8,6 +8,7 @@ along by fork on a CPU, and called in this very process on a GPU, whose context 
 from __future__ import annotations
 
 import faulthandler
+import importlib
 import json
 import os
 import select
@@ -276,6 +277,8 @@ def _fork(
     target: Target, ends: dict[str, Any], errors: int, ours: tuple[int, int, str]
 ) -> _Process:
     find: Callable[[], candidate.Candidate] = target.find
+    # The first torch.autograd.grad of a process imports it, for most of a second; here, only once.
+    importlib.import_module("torch.fx.experimental.symbolic_shapes")
     sys.stdout.flush()
     sys.stderr.flush()
     pid = os.fork()
