@@ -13,7 +13,8 @@ from paths import DEVICE, make, run
 from rmsnorm_ref.review import plan
 from rmsnorm_ref.review.digest import shows
 from rmsnorm_ref.review.findings import Breach, Facts, breaches
-from rmsnorm_ref.review.pool import Pool, Target
+from rmsnorm_ref.review.pool import Pool
+from rmsnorm_ref.review.process import Target
 
 if TYPE_CHECKING:
     from pathlib import Path

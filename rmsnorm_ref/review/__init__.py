@@ -14,7 +14,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from .candidate import load
-from .pool import Target
+from .process import Target
 from .report import Report
 from .rules import RULES, Rule
 from .run import Options

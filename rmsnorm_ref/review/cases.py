@@ -75,7 +75,9 @@ VALUES: dict[str, dict[str, str]] = {
         "x": "torch.randn({M}, {N}, generator=g) * (1 + 99 * (torch.arange({N}) == {N} // 3))",
     },
     "negative": _RANDOM | {"x": "-" + _RANDOM["x"], "w": "-(1.5 + torch.rand({N}, generator=g))"},
-    "dy like x": _RANDOM | {"dy": "torch.randn({M}, {N}, generator=g) / 4 + x.float().sign()"},
+    "dy like x": _RANDOM | {
+        "dy": "torch.randn({M}, {N}, generator=g) / 4 + x.float().sign().cpu()",
+    },
     "layer 0": _RANDOM | {
         "x": "hidden_states()['layer_0_x'][:{M}]",
         "w": "hidden_states()['layer_0_weight']",

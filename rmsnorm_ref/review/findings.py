@@ -19,7 +19,8 @@ SEVERITIES = (FAIL, NOTE, INFO)
 STRICT = {"r-rounding-y", "r-rounding-dx", "r-rounding-dw", "r-dtypes", "r-same-twice",
           "r-batch-invariance", "r-fp16-squares"}  # fmt: skip
 _DIED = {"crashed": "r-crash", "hung": "r-hang"}
-_LOUD = {"ValueError", "TypeError", "NotImplementedError", "AssertionError", "RuntimeError"}
+_LOUD = {"ValueError", "TypeError", "NotImplementedError", "AssertionError", "RuntimeError",
+         "OutOfResources", "AcceleratorError", "PTXASError", "DSLRuntimeError"}  # fmt: skip
 
 
 @dataclass

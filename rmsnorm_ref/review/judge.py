@@ -95,6 +95,8 @@ def _results(f: Call, case: Case, given: Inputs) -> tuple[dict[str, Any], dict[s
             found = torch.autograd.grad(y, list(wanted.values()), dy, allow_unused=True)
             _wait(given.x)
             results |= dict(zip(wanted, found, strict=True))
+    except torch.OutOfMemoryError:
+        raise
     except Exception as error:  # noqa: BLE001  # a kernel may raise whatever it likes
         return results, raised(stage, error)
     return results, None

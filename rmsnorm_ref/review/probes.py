@@ -182,6 +182,8 @@ def run(f: Call, name: str, case: Case, gives: str, device: str = "cpu") -> dict
         if error.__traceback__ and _is_ours(error, name):
             return {"severity": probe.if_not, "said": str(error)}
         said = raised("", error)
+    except torch.OutOfMemoryError:
+        raise
     except Exception as error:  # noqa: BLE001  # a kernel may raise whatever it likes
         said = raised("", error)
     else:

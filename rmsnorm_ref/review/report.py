@@ -48,7 +48,8 @@ class Report:
         )
         if counts.get("not_run"):
             text += (
-                f"; {counts['not_run']} of them could not be, after the process had ended too often"
+                f"; {counts['not_run']} of them could not be: "
+                "the process had ended too often, or memory was too small"
             )
         return f"{text}: {_count(n[FAIL], 'failure')}, {_count(n[NOTE], 'note')}."
 

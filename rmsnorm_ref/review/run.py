@@ -5,19 +5,22 @@ from __future__ import annotations
 import sys
 import time
 from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from tqdm import tqdm
 
 from . import code, plan
 from .cases import Case
+from .crew import Crew
 from .digest import Digest, merged
 from .findings import STRICT, Breach, Facts, Finding, from_semantics, rank, rule_of
-from .pool import Pool, Target
 from .provenance import provenance
 from .report import Report
 from .rules import FAIL, NOTE
+
+if TYPE_CHECKING:
+    from .process import Target
 
 GIVES = {
     "": "This kernel is forward-only: y has no gradient, and the backward is left out",
@@ -48,7 +51,7 @@ class _Review:
     def __init__(self, options: Options) -> None:
         self.options = options
         self.device = options.device or ("cuda" if torch.cuda.is_available() else "cpu")
-        self.pool = Pool(options.target, self.device, options.limit_s)
+        self.pool = Crew(options.target, self.device, options.limit_s)
         self.findings: list[Finding] = []
         self.facts = Facts()
         self.scope = plan.Scope()
@@ -215,6 +218,7 @@ class _Review:
             self.told["bench"] = {"left_out": "there is no GPU: nothing was timed"}
             return
         self.bar.set_description_str("timing")
+        self.pool.leave_one()
         dtype = "bfloat16" if "bfloat16" in self.scope.dtypes else self.scope.dtypes[0]
         request = {
             "op": "bench",
@@ -246,8 +250,8 @@ def review(options: Options) -> Report:
     try:
         if state.describe():
             state.execute()
-        if options.bench:
-            state.bench()
+            if options.bench:
+                state.bench()
     finally:
         state.pool.close()
         state.bar.close()

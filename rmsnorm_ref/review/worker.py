@@ -59,6 +59,7 @@ class Worker:
 
     def _load(self) -> dict[str, Any]:
         self._candidate = self._find()
+        torch.zeros(1, device=self._device)  # a context is made here, not in the first case's time
         return {"signature": self._candidate.signature, "takes_eps": self._candidate.takes_eps}
 
     def _semantics(self, dtypes: list[str], takes_eps: bool, eps: float) -> dict[str, Any]:
@@ -123,16 +124,26 @@ def serve(worker: Worker, requests: int, answers: int) -> None:
         for line in lines:
             for request in json.loads(line):
                 say(begun=request["id"])
-                try:
-                    result = worker.answer(request)
-                except Exception as error:  # noqa: BLE001  # told, and judged by the parent
-                    result = {"failed": judge.raised("", error)}
-                broken = _broken_gpu()
-                if broken:
-                    result = {"cuda_error": broken}
+                result = answered(worker, request)
                 say(done=request["id"], result=result)
-                if broken:
+                if "cuda_error" in result:
                     os._exit(0)  # nothing works in this process any more
+
+
+def answered(worker: Worker, request: dict[str, Any]) -> dict[str, Any]:
+    """Return what a request gives, whatever is raised; `cuda_error` if it broke the GPU's context.
+
+    The GPU is waited for: an error that comes late is one of this request.
+    """
+    try:
+        result = worker.answer(request)
+    except torch.OutOfMemoryError:  # a small or a shared GPU is no fault of the candidate
+        torch.cuda.empty_cache()
+        result = {"not_run": True}
+    except Exception as error:  # noqa: BLE001  # told, and judged by whoever asked
+        result = {"failed": judge.raised("", error)}
+    broken = _broken_gpu()
+    return {"cuda_error": broken} if broken else result
 
 
 def _broken_gpu() -> str:

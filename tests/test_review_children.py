@@ -1,0 +1,75 @@
+"""The processes a review runs in: several at once answer like one, and each end is told."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import torch
+
+from rmsnorm_ref.review import worker
+from rmsnorm_ref.review.cases import Case
+from rmsnorm_ref.review.crew import Crew
+from rmsnorm_ref.review.process import Target
+from rmsnorm_ref.review.shrink import Shrinker
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+ENDS_AT_17 = """
+import os
+from rmsnorm_ref import oracle
+
+def f(x, w, eps):
+    if x.shape[-1] == 17:
+        os.abort()
+    return oracle.rmsnorm(x, w, eps)
+"""
+
+
+def test_a_crew_answers_like_one_child(tmp_path: Path) -> None:
+    """Answers come in the order of the requests, the same from two children as from one."""
+    path = tmp_path / "ends_at_17.py"
+    path.write_text(ENDS_AT_17)
+    shapes = [(2, 8), (3, 17), (2, 8), (3, 12), (1, 17), (4, 20), (5, 24), (2, 16)]
+    asked = [{"op": "case", "case": Case(*shape).json()} for shape in shapes]
+    found: list[Any] = []
+    for size in (1, 2):
+        crew = Crew(Target(f"{path}:f"), "cpu", 20.0, size)
+        try:
+            assert crew.ask({"op": "load"})["takes_eps"]
+            found.append(list(crew.each(asked)))
+        finally:
+            crew.close()
+    assert found[0] == found[1]
+    assert found[0][1]["died"]["said"].endswith("SIGABRT")
+    assert found[0][4] == {"not_run": True}  # a width that ended one child is not tried again
+    assert all(len(answer["tensors"]) == 3 for i, answer in enumerate(found[0]) if i not in {1, 4})
+
+
+@pytest.mark.parametrize("at_once", [1, 5])
+def test_looking_ahead_finds_the_same_smallest_case(at_once: int) -> None:
+    """A shrinker that has several cases run at once returns what one by one returns."""
+    asked: list[Case] = []
+
+    def fails(case: Case) -> bool:
+        return case.N > 100 and case.M >= 3
+
+    shrinker = Shrinker(fails, {"needs": "xw"}, ("float32",), asked.extend, at_once)
+    case = Case(9, 4097, "bfloat16", x_layout="odd slice")
+    assert shrinker.shrink(case)[1] == Case(3, 128, "float32")
+    assert len(asked) >= 5
+
+
+def test_too_little_memory_is_no_finding() -> None:
+    """Where memory is too small, an input counts as not run, and says nothing of the kernel."""
+
+    def greedy(x: torch.Tensor, w: torch.Tensor, eps: float) -> torch.Tensor:
+        raise torch.OutOfMemoryError(f"no room for {x.shape}, {w.shape}, {eps}")
+
+    asked = worker.Worker(Target("", function=greedy).find, "cpu")
+    asked.answer({"op": "load"})
+    case = Case(4, 8).json()
+    assert worker.answered(asked, {"op": "case", "case": case}) == {"not_run": True}
+    probe = {"op": "probe", "probe": "same", "case": case, "gives": "xw"}
+    assert worker.answered(asked, probe) == {"not_run": True}
