@@ -85,5 +85,10 @@ def add(commands: Any) -> None:
     parser.add_argument("--seed", type=int, default=0, help="of the inputs (default: %(default)s)")
     parser.add_argument("--time-limit", type=float, default=20.0, metavar="SECONDS",
                         help="for one input (default: %(default)s)")  # fmt: skip
-    parser.add_argument("--out", action="append", default=[], metavar="FILE",
-                        help="report.md, report.html or report.json; may be repeated")
+    parser.add_argument(
+        "--out",
+        action="append",
+        default=[],
+        metavar="FILE",
+        help="report.md, report.html or report.json; may be repeated",
+    )

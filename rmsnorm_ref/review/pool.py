@@ -2,7 +2,8 @@
 
 A child that crashes, hangs or breaks the GPU's context is an answer like any other; the next child
 goes on with what is left. A target is loaded in a fresh interpreter; a Python function is taken
-along by fork on a CPU, and called in this very process on a GPU, whose context no fork survives.
+along by fork, or, on a machine that has a GPU, called in this very process: neither its context nor
+autograd's threads survive a fork.
 """
 
 from __future__ import annotations
@@ -13,6 +14,8 @@ import select
 import signal
 import time
 from typing import TYPE_CHECKING, Any
+
+import torch
 
 from .process import start
 from .worker import Worker, answered
@@ -39,7 +42,9 @@ class Pool:
         self._buffer = b""
         self._ids = 0
         self.n_deaths = self.n_hangs = 0
-        self.in_process = target.function is not None and device != "cpu"
+        # Where there is a GPU, autograd keeps a thread for it, which a fork would miss.
+        can_fork = device == "cpu" and not torch.cuda.is_available()
+        self.in_process = target.function is not None and not can_fork
         self._worker: Worker | None = None
         # Widths at which a process ended: others are tried before its luck runs out there.
         self._deadly: set[int] = set()
