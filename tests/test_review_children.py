@@ -7,15 +7,40 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import torch
 
+from rmsnorm_ref import review
 from rmsnorm_ref.review import worker
 from rmsnorm_ref.review.cases import Case
 from rmsnorm_ref.review.crew import Crew
 from rmsnorm_ref.review.process import Target
+from rmsnorm_ref.review.rules import NOTE
 from rmsnorm_ref.review.shrink import Shrinker
 
 if TYPE_CHECKING:
     from pathlib import Path
 
+IN_TRITON = """
+import torch
+import triton
+import triton.language as tl
+
+@triton.jit
+def kernel(x, w, y, N, eps, BLOCK: tl.constexpr):
+    cols = tl.arange(0, BLOCK)
+    at = tl.program_id(0).to(tl.int64) * N + cols
+    row = tl.load(x + at, mask=cols < N, other=0.0).to(tl.float32)
+    rstd = tl.rsqrt(tl.sum(row * row, 0) / N + eps)
+    gain = tl.load(w + cols, mask=cols < N, other=0.0).to(tl.float32)
+    tl.store(y + at, (row * rstd * gain).to(y.dtype.element_ty), mask=cols < N)
+
+def f(x, w, eps):
+    x, w = x.detach().contiguous(), w.detach().contiguous()
+    y = torch.empty_like(x)
+    if len(x):
+        kernel[(x.numel() // x.shape[-1],)](
+            x, w, y, x.shape[-1], eps, triton.next_power_of_2(x.shape[-1])
+        )
+    return y
+"""
 ENDS_AT_17 = """
 import os
 from rmsnorm_ref import oracle
@@ -73,3 +98,19 @@ def test_too_little_memory_is_no_finding() -> None:
     assert worker.answered(asked, {"op": "case", "case": case}) == {"not_run": True}
     probe = {"op": "probe", "probe": "same", "case": case, "gives": "xw"}
     assert worker.answered(asked, probe) == {"not_run": True}
+
+
+def test_a_right_kernel_in_triton_is_not_accused(tmp_path: Path) -> None:
+    """Interpreted, somebody's kernel rounds to bf16 as a GPU does, and is found right."""
+    path = tmp_path / "in_triton.py"
+    path.write_text(IN_TRITON)
+    report = review.review(f"{path}:f", device="cpu", dtypes=("bfloat16",), only=small)
+    assert report.rules() == set()
+    assert report.told["interpreted"]
+    assert not report.rules(NOTE) & {"r-rounding-y", "r-same-twice", "r-batch-invariance"}
+    assert report.told["semantics"]["arithmetic"]["bfloat16"]["once"]
+
+
+def small(case: Case) -> bool:
+    """Keep what takes no time, and runs as many rows and columns as a fault needs."""
+    return case.M * case.N <= 3000

@@ -14,6 +14,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from rmsnorm_ref import interpreter
+
 from . import accuracy, candidate, judge, probes, semantics, speed
 from .cases import Case
 
@@ -41,6 +43,7 @@ class Worker:
             return self._load()
         assert self._candidate is not None
         f = self._candidate.call
+        interpreter.mend_for_others()  # each time: a candidate may import Triton at its first call
         if op == "case":
             return judge.run(f, Case.of(request["case"]), self._device)
         if op == "probe":
@@ -78,21 +81,21 @@ def _interprets(f: Call, dtype: str) -> bool:
     """
     x = torch.ones(1, 8, dtype=getattr(torch, dtype))
     f(x, x[0], 1e-6)  # the first call may import Triton
-    interpreter: Any = sys.modules.get("triton.runtime.interpreter")
-    if interpreter is None:
+    tritons: Any = sys.modules.get("triton.runtime.interpreter")
+    if tritons is None:
         return False
     launched = []
-    original = interpreter.GridExecutor.__call__
+    original = tritons.GridExecutor.__call__
 
     def launch(self: Any, *args: Any, **options: Any) -> Any:
         launched.append(True)
         return original(self, *args, **options)
 
-    interpreter.GridExecutor.__call__ = launch
+    tritons.GridExecutor.__call__ = launch
     try:
         f(x, x[0], 1e-6)
     finally:
-        interpreter.GridExecutor.__call__ = original
+        tritons.GridExecutor.__call__ = original
     return bool(launched)
 
 
