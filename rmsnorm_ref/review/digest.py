@@ -217,7 +217,17 @@ def merged(findings: list[Finding]) -> list[Finding]:
     for key, names in results.items():
         if len(names) > 1:
             kept[key].where = f"in {' and '.join(names)}"
-    failed = {one.rule for one in kept.values() if one.severity == FAIL}
+    worst = {one.rule: one.n_failing for one in kept.values() if one.severity == FAIL}
+    failed = set(worst)
+    # A wrong result is no worse than a rounding on some inputs: they are of the same fault.
+    same = [
+        key
+        for key, one in kept.items()
+        if one.n_failing < worst.get(one.rule.replace("rounding", "value"), 0)
+        and one.rule.startswith("r-rounding")
+    ]
+    for key in same:
+        del kept[key]
     for one in kept.values():
         causes = [f"r-value-{one.tensor}"] if one.rule.startswith("r-rounding") else []
         causes += ["r-value-dx"] if one.rule == "r-double-backward" else []

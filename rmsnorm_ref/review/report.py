@@ -163,6 +163,7 @@ class Report:
         lines += self.computes()
         for finding in self.findings:
             lines += ["", f"{finding.severity:4} {finding.rule}: {finding.title}"]
+            lines += [f"    {_explained(finding)}"] if finding.explained_by else []
             lines += [f"     {finding.where}"] if finding.where else []
         lines += ["", *self.remarks(), f"{self.duration_s:.1f} s"]
         return "\n".join(line for line in lines if line is not None)
