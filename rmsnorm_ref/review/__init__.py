@@ -37,8 +37,8 @@ def review(
             that has a GPU it is called in this process, where a crash is not survived.
         signature: how it is called, such as "w, x, eps"; read from its parameters if empty.
         init: how a module class is made, such as "N, eps=eps".
-        options: `device`, `dtypes`, `full`, `bench`, `huge`, `seed`, `strict`, `limit_s` (seconds
-            for one input), `progress`, as on the command line.
+        options: `device`, `dtypes`, `full`, `bench`, `huge`, `seed`, `strict`, `one_plus_w`,
+            `limit_s` (seconds for one input), `progress`, as on the command line.
 
     Example:
         >>> def half(x, w, eps):

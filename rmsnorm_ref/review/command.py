@@ -43,7 +43,8 @@ def run(words: argparse.Namespace) -> int:
         raise ValueError("--huge needs a GPU: it makes tensors of more than 2^31 elements")
     target = Target(words.target, words.signature or "", words.init or "")
     options: dict[str, Any] = {
-        name: getattr(words, name) for name in ("full", "bench", "huge", "seed", "strict")
+        name: getattr(words, name)
+        for name in ("full", "bench", "huge", "seed", "strict", "one_plus_w")
     }
     report = review(
         Options(target, device, dtypes, limit_s=words.time_limit, progress=True, **options)
@@ -70,6 +71,8 @@ def add(commands: Any) -> None:
     parser.add_argument("target", help="path/to/file.py:function or package.module:function")
     parser.add_argument("--signature", help='how it is called, say "w, x, eps" or "x, weight=w"')
     parser.add_argument("--init", help='how a module class is made (default: "N, eps=eps")')
+    parser.add_argument("--one-plus-w", action="store_true",
+                        help="the gain is 1 + w, as Gemma stores it")  # fmt: skip
     parser.add_argument("--device", help="cpu or cuda (default: cuda where there is one)")
     parser.add_argument(
         "--dtype", help="comma-separated: float16, bfloat16, float32 (default: all)"

@@ -248,17 +248,16 @@ def _packed(case: Case) -> Case:
 
 
 def _is_sweep(case: Case) -> bool:
-    plain = _packed(case)
-    return (
-        plain == Case(case.M, case.N, case.dtype, eps=case.eps, needs=case.needs, seed=case.seed)
-        and case.M > 0
-    )
+    words = {name: getattr(case, name) for name in ("eps", "needs", "seed", "one_plus")}
+    return case.M > 0 and _packed(case) == Case(case.M, case.N, case.dtype, **words)
 
 
 def _plainness(case: Case) -> tuple[int, int]:
     plain = Case(case.M, case.N, case.dtype)
     packed = _packed(case)
     differ = sum(
-        getattr(packed, n) != getattr(plain, n) for n in vars(plain) if n not in {"eps", "seed"}
+        getattr(packed, n) != getattr(plain, n)
+        for n in vars(plain)
+        if n not in {"eps", "seed", "one_plus"}
     )
     return differ, case.M * case.N

@@ -52,6 +52,7 @@ class Scope(NamedTuple):
     seed: int = 0
     huge: bool = False
     sm_count: int = 0
+    one_plus: bool = False
 
 
 def cases(scope: Scope) -> list[Case]:
@@ -64,6 +65,7 @@ def cases(scope: Scope) -> list[Case]:
             case,
             eps=case.eps if scope.takes_eps and case.eps != 1e-6 else scope.eps,
             seed=scope.seed,
+            one_plus=scope.one_plus,
             needs="".join(leaf for leaf in case.needs if leaf in scope.gives),
         )
         for case in found
@@ -211,11 +213,13 @@ def probes(scope: Scope) -> list[tuple[str, Case]]:
         for M, N in chosen:
             turn = dtypes if N < 500 else dtypes[:1]
             fed = [
-                Case(M, N, d, eps=scope.eps, seed=scope.seed) for d in turn if M >= probe.least_m
+                Case(M, N, d, eps=scope.eps, seed=scope.seed, one_plus=scope.one_plus)
+                for d in turn
+                if M >= probe.least_m
             ]
             found += [(name, case) for case in fed]
     if scope.huge:
         dtype = "bfloat16" if "bfloat16" in scope.dtypes else scope.dtypes[0]
-        case = Case(2, 4096, dtype, eps=scope.eps, seed=scope.seed)
+        case = Case(2, 4096, dtype, eps=scope.eps, seed=scope.seed, one_plus=scope.one_plus)
         found += [(n, case) for n in sorted(HUGE) if set(PROBES[n].needs) <= set(scope.gives)]
     return found

@@ -61,6 +61,10 @@ class Report:
         if "raised" in found:
             return [f"What it computes could not be fitted: {found['raised']['text']}"]
         lines = [f"This kernel computes {found['says']}."]
+        backward = {name: says for name, says in found.get("backward", {}).items() if says}
+        if backward:
+            said = ", ".join(f"{name} = {says}" for name, says in backward.items())
+            lines.append(f"Its backward computes {said}.")
         for dtype, each in found["arithmetic"].items():
             lines.append(
                 f"Arithmetic of y in {dtype}: {each['says']} "

@@ -52,24 +52,34 @@ class Worker:
         if op == "interpreted":
             return {"interpreted": self._device == "cpu" and _interprets(f, request["dtype"])}
         if op == "eps":
-            return {"eps": fixed_eps(f, self._device, request["dtype"])}
+            return {
+                "eps": fixed_eps(f, self._device, request["dtype"], one_plus=request["one_plus"])
+            }
         if op == "semantics":
-            words = request["dtypes"], request["takes_eps"], request["eps"]
-            return self._semantics(*words)
+            return self._semantics(request)
         if op == "bench":
             return speed.measure(f, request["full"], request["dtype"], request["gives"])
-        return accuracy.table(f, self._device, request["dtypes"], request["gives"], request["eps"])
+        words = request["dtypes"], request["gives"], request["eps"]
+        return accuracy.table(f, self._device, *words, one_plus=request["one_plus"])
 
     def _load(self) -> dict[str, Any]:
         self._candidate = self._find()
         torch.zeros(1, device=self._device)  # a context is made here, not in the first case's time
         return {"signature": self._candidate.signature, "takes_eps": self._candidate.takes_eps}
 
-    def _semantics(self, dtypes: list[str], takes_eps: bool, eps: float) -> dict[str, Any]:
+    def _semantics(self, request: dict[str, Any]) -> dict[str, Any]:
         assert self._candidate is not None
         f = self._candidate.call
         try:
-            return semantics.fit(f, self._device, dtypes, takes_eps=takes_eps, fixed_eps=eps)
+            return semantics.fit(
+                f,
+                self._device,
+                request["dtypes"],
+                takes_eps=request["takes_eps"],
+                fixed_eps=request["eps"],
+                gives=request["gives"],
+                gain=semantics.GAINS[request["one_plus"]],
+            )
         except Exception as error:  # noqa: BLE001  # what it refuses, cases tell
             return {"raised": judge.raised("forward", error)}
 
@@ -99,11 +109,11 @@ def _interprets(f: Call, dtype: str) -> bool:
     return bool(launched)
 
 
-def fixed_eps(f: Any, device: str, dtype: str) -> float:
+def fixed_eps(f: Any, device: str, dtype: str, *, one_plus: bool = False) -> float:
     """Find the eps of a kernel that takes none, from a row far below its root."""
     size = 1e-4
     x = torch.full((2, 8), size, device=device, dtype=getattr(torch, dtype))
-    w = torch.ones(8, device=device, dtype=x.dtype)
+    w = torch.full((8,), 0.0 if one_plus else 1.0, device=device, dtype=x.dtype)
     with torch.no_grad():
         y = float(f(x, w, 0.0).double().mean())
     size = float(x[0, 0])
