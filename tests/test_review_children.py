@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pytest
 import torch
 
-from rmsnorm_ref import review
+from rmsnorm_ref import oracle, review
 from rmsnorm_ref.review import worker
 from rmsnorm_ref.review.cases import Case
 from rmsnorm_ref.review.crew import Crew
@@ -53,23 +53,23 @@ def f(x, w, eps):
 
 
 def test_a_crew_answers_like_one_child(tmp_path: Path) -> None:
-    """Answers come in the order of the requests, the same from two children as from one."""
+    """Answers come in the order of the requests, and are those of one process."""
     path = tmp_path / "ends_at_17.py"
     path.write_text(ENDS_AT_17)
     shapes = [(2, 8), (3, 17), (2, 8), (3, 12), (1, 17), (4, 20), (5, 24), (2, 16)]
     asked = [{"op": "case", "case": Case(*shape).json()} for shape in shapes]
-    found: list[Any] = []
-    for size in (1, 2):
-        crew = Crew(Target(f"{path}:f"), "cpu", 20.0, size)
-        try:
-            assert crew.ask({"op": "load"})["takes_eps"]
-            found.append(list(crew.each(asked)))
-        finally:
-            crew.close()
-    assert found[0] == found[1]
-    assert found[0][1]["died"]["said"].endswith("SIGABRT")
-    assert found[0][4] == {"not_run": True}  # a width that ended one child is not tried again
-    assert all(len(answer["tensors"]) == 3 for i, answer in enumerate(found[0]) if i not in {1, 4})
+    crew = Crew(Target(f"{path}:f"), "cpu", 20.0, size=2)
+    try:
+        assert crew.ask({"op": "load"})["takes_eps"]
+        found = list(crew.each(asked))
+    finally:
+        crew.close()
+    assert found[1]["died"]["said"].endswith("SIGABRT")
+    assert found[4] == {"not_run": True}  # a width that ended one child is not tried again
+    alone = worker.Worker(Target("", function=oracle.rmsnorm).find, "cpu")
+    alone.answer({"op": "load"})
+    for index in set(range(len(asked))) - {1, 4}:
+        assert found[index] == alone.answer(asked[index])
 
 
 @pytest.mark.parametrize("at_once", [1, 5])
@@ -112,5 +112,5 @@ def test_a_right_kernel_in_triton_is_not_accused(tmp_path: Path) -> None:
 
 
 def small(case: Case) -> bool:
-    """Keep what takes no time, and runs as many rows and columns as a fault needs."""
-    return case.M * case.N <= 3000
+    """Keep what takes little time."""
+    return case.M * case.N <= 600

@@ -88,7 +88,7 @@ def test_a_right_backward_is_described() -> None:
 
 
 def test_spellings_of_a_backward_differ() -> None:
-    """On the input of the fit no two spellings of dx or of dw come close, but for equal ones."""
+    """On the input of the fit no other spelling comes close to the right dx, or dw."""
     x, w, dy = (t.double() for t in semantics.inputs(torch.float32))
     for spellings, spell in (
         (gradients.DX, gradients.spell_dx),
