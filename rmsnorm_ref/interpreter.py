@@ -80,6 +80,12 @@ def interprets() -> bool:
     return not isinstance(tl.sum, triton.JITFunction)
 
 
+def mend_for_others() -> None:
+    """Mend the interpreter for kernels that are not ours, if Triton is here and interprets."""
+    if "triton.language" in sys.modules and interprets():
+        _mend()
+
+
 def _mend() -> None:
     """Give the interpreter a GPU's bf16 rounding and loops with run-time bounds; once is enough."""
     import triton

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
@@ -60,12 +61,15 @@ def test_bad_targets(target: str) -> None:
 def test_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """The command loads a file in a process of its own, writes a report, and exits with 1."""
     path = tmp_path / "wrong.py"
-    path.write_text("def f(x, w, eps):\n    return x * w\n")
+    # What it refuses takes no time.
+    path.write_text("def f(x, w, eps):\n    assert x.numel() <= 512\n    return x * w\n")
     out = tmp_path / "report.md"
-    words = ["review", f"{path}:f", "--device", "cpu", "--dtype", "float32", "--out", str(out)]
+    words = ["review", f"{path}:f", "--device", "cpu", "--dtype", "float32", "--out", str(out),
+             "--out", str(out.with_suffix(".json"))]  # fmt: skip
     assert __main__.main(words) == 1
     assert "FAIL" in capsys.readouterr().out
     text = out.read_text()
+    assert json.loads(out.with_suffix(".json").read_text())["verdict"] == "fail"
     assert text.startswith(f"# Review of {path}:f: fail")
     assert RULES["r-value-y"].url in text
     assert __main__.main(["review", f"{path}:f", "--out", "report.txt"]) == 2

@@ -22,6 +22,7 @@ from sphinx.transforms.post_transforms import SphinxPostTransform
 from sphinx.util.docutils import SphinxDirective
 
 from rmsnorm_ref import __version__
+from rmsnorm_ref.review.rules import RULES
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -80,7 +81,7 @@ class FillList(SphinxPostTransform):
     def run(self, **_: Any) -> None:
         """Write one list for each kind of place that the site has."""
         for node in list(self.document.findall(citable)):
-            lists = [*self._headed(), *self._equations(), *self._claims()]
+            lists = [*self._headed(), *self._review(), *self._equations(), *self._claims()]
             node.replace_self(lists)
 
     def _headed(self) -> Iterator[nodes.Node]:
@@ -94,6 +95,13 @@ class FillList(SphinxPostTransform):
                 yield nodes.rubric("", title)
                 texts = [nodes.paragraph("", labels[name][2]) for name in names]
                 yield listing((self._link(name), [p]) for name, p in zip(names, texts, strict=True))
+
+    def _review(self) -> Iterator[nodes.Node]:
+        names = [name for name in RULES if name in self.env.domains.standard_domain.labels]
+        if names:
+            yield nodes.rubric("", "Rules of a review")
+            texts = [nodes.paragraph("", RULES[name].asks) for name in names]
+            yield listing((self._link(name), [p]) for name, p in zip(names, texts, strict=True))
 
     def _equations(self) -> Iterator[nodes.Node]:
         numbers = self.env.domains.math_domain.equations

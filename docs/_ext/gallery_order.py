@@ -15,6 +15,7 @@ ORDER = (
     "plot_autotuning.py",
     "plot_oracle_mutants.py",
     "plot_foreign_kernel.py",
+    "plot_review_a_wrong_kernel.py",
     "plot_language_model.py",
 )
 

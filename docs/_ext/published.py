@@ -11,8 +11,10 @@ import sys
 from pathlib import Path
 
 LIST = Path(__file__).parents[1] / "published-ids.txt"
-# Decisions, rules of the oracle, claims, equations, recordings.
-CITABLE = re.compile(r'\bid="(d\d+|o\d+|c(?:-[a-z0-9]+)+|equation-eq-[a-z0-9-]+|recording-[^"]+)"')
+# Decisions, rules of the oracle and of a review, claims, equations, recordings.
+CITABLE = re.compile(
+    r'\bid="(d\d+|o\d+|[cr](?:-[a-z0-9]+)+|equation-eq-[a-z0-9-]+|recording-[^"]+)"'
+)
 
 
 def published() -> list[str]:

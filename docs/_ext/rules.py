@@ -30,7 +30,8 @@ class RulesDirective(SphinxDirective):
                 asks = nodes.strong("", rule.asks)
                 section += nodes.paragraph("", "", asks, nodes.Text(f" {rule.why}"))
                 # Only backquotes are markup in the table's text.
-                section += nodes.paragraph("", "", *_inline(rule.breach))
+                breach = rule.breach[0].lower() + rule.breach[1:]
+                section += nodes.paragraph("", "", *_inline(f"Verdict: {breach}"))
                 domain.labels[rule.id] = (self.env.docname, rule.id, rule.id)
                 domain.anonlabels[rule.id] = (self.env.docname, rule.id)
                 outer += section

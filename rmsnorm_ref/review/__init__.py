@@ -14,7 +14,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from .candidate import load
-from .pool import Target
+from .process import Target
 from .report import Report
 from .rules import RULES, Rule
 from .run import Options
@@ -33,12 +33,12 @@ def review(
 
     Args:
         f: "path/to/file.py:function", "package.module:function", a function or a module class. A
-            name is loaded in a fresh process. A function is taken along into a fork on a CPU; on
-            a GPU it is called in this process, where a crash is not survived.
+            name is loaded in a fresh process. A function is taken along into a fork; on a machine
+            that has a GPU it is called in this process, where a crash is not survived.
         signature: how it is called, such as "w, x, eps"; read from its parameters if empty.
         init: how a module class is made, such as "N, eps=eps".
-        options: `device`, `dtypes`, `full`, `bench`, `huge`, `seed`, `strict`, `limit_s` (seconds
-            for one input), `progress`, as on the command line.
+        options: `device`, `dtypes`, `full`, `bench`, `huge`, `seed`, `strict`, `one_plus_w`,
+            `limit_s` (seconds for one input), `progress`, as on the command line.
 
     Example:
         >>> def half(x, w, eps):

@@ -24,7 +24,9 @@ EDGES_ULP = (0.5, 1.0, 2.0, 4.0, 8.0)  # of the histogram's bins; the last one i
 SHAPE = (16, 1024)
 
 
-def table(f: Call, device: str, dtypes: list[str], gives: str, eps: float) -> dict[str, Any]:
+def table(
+    f: Call, device: str, dtypes: list[str], gives: str, eps: float, *, one_plus: bool = False
+) -> dict[str, Any]:
     """Return the errors of candidate, reference and both eager spellings, by dtype and result."""
     rows: list[dict[str, Any]] = []
     notes: list[str] = []
@@ -33,12 +35,14 @@ def table(f: Call, device: str, dtypes: list[str], gives: str, eps: float) -> di
     if reference is not None:
         contenders["reference"] = reference
     for dtype in dtypes:
-        case = Case(*SHAPE, dtype=dtype, eps=eps)
+        case = Case(*SHAPE, dtype=dtype, eps=eps, one_plus=one_plus)
         names = make(case, device)
-        given = Inputs(names["x"], names["w"], names["dy"], eps)
+        own = Inputs(names["x"], names["w"], names["dy"], eps)
+        given = own._replace(w=1 + own.w) if one_plus else own
         known = truths(given, {"y", "dx", "dw"})
         for name, contender in contenders.items():
-            found = _results(contender, given, gives if name == "candidate" else "xw")
+            is_own = name == "candidate"
+            found = _results(contender, own if is_own else given, gives if is_own else "xw")
             rows += [
                 {
                     "contender": name,

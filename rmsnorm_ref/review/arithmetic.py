@@ -77,11 +77,14 @@ def _inputs(dtype: str, device: str, w_dtype: str = "") -> tuple[Tensor, Tensor]
     return x.to(device, getattr(torch, dtype)), w.to(device, getattr(torch, w_dtype or dtype))
 
 
-def arithmetic(f: Call, dtype: str, device: str, eps: float) -> dict[str, Any]:
-    """Return the hypothesis that fits y best, the share of equal bits, and the runner-up's."""
+def arithmetic(
+    f: Call, dtype: str, device: str, eps: float, *, plus: bool = False
+) -> dict[str, Any]:
+    """Return the hypothesis that fits y best, and the share of equal bits; `plus`: of 1 + w."""
     x, w = _inputs(dtype, device)
     with torch.no_grad():
-        y = f(x, w, eps)
+        w = (w - 1) + 1
+        y = f(x, w - 1 if plus else w, eps)
         shares = {
             text.format(dtype=dtype): float((spelled(x, w, eps) == y).double().mean())
             for text, spelled in HYPOTHESES.items()

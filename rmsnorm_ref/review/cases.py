@@ -75,7 +75,9 @@ VALUES: dict[str, dict[str, str]] = {
         "x": "torch.randn({M}, {N}, generator=g) * (1 + 99 * (torch.arange({N}) == {N} // 3))",
     },
     "negative": _RANDOM | {"x": "-" + _RANDOM["x"], "w": "-(1.5 + torch.rand({N}, generator=g))"},
-    "dy like x": _RANDOM | {"dy": "torch.randn({M}, {N}, generator=g) / 4 + x.float().sign()"},
+    "dy like x": _RANDOM | {
+        "dy": "torch.randn({M}, {N}, generator=g) / 4 + x.float().sign().cpu()",
+    },
     "layer 0": _RANDOM | {
         "x": "hidden_states()['layer_0_x'][:{M}]",
         "w": "hidden_states()['layer_0_weight']",
@@ -104,6 +106,7 @@ class Case:
     eps: float = 1e-6
     needs: str = "xw"  # who asks for a gradient; empty: forward alone
     seed: int = 0
+    one_plus: bool = False  # the gain is 1 + w
 
     def label(self) -> str:
         """Name the case in a table."""
@@ -165,12 +168,18 @@ def source(case: Case, device: str = "cpu") -> str:
         lines += [layout.format(t=name, M=M, N=N, shape=f"{M}, {N}")] if layout else []
         if case.shape != (M, N) and getattr(case, f"{name}_layout") != UNEVEN:
             lines.append(f"{name} = {name}.view({', '.join(map(str, case.shape))})")
+    return "\n".join([*lines, *_finish_w(case), f"eps = {case.eps!r}"])
+
+
+def _finish_w(case: Case) -> list[str]:
+    lines = []
+    if case.one_plus:
+        lines.append("w = (w - 1) + 1 - 1  # the gain is 1 + w, and no rounding is left in it")
     if case.w_layout in {"offset by one", NAN_AROUND}:
-        lines.append(LAYOUTS[case.w_layout].format(t="w", M=1, N=N, shape=N))
+        lines.append(LAYOUTS[case.w_layout].format(t="w", M=1, N=case.N, shape=case.N))
     elif case.w_layout != "packed":
         lines.append("w = w.repeat_interleave(2)[::2]")
-    lines.append(f"eps = {case.eps!r}")
-    return "\n".join(lines)
+    return lines
 
 
 def make(case: Case, device: str = "cpu") -> dict[str, Any]:

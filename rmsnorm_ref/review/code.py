@@ -33,7 +33,10 @@ def value(loads: str, case: Case, tensor: str, device: str) -> str:
     lines = [head(loads), source(case, device), *_passes(case, tensor)]
     if tensor != "y":
         lines.append("x, w = x.detach(), w.detach()")
-    return "\n".join([*lines, _TRUTHS[tensor]])
+    truth = _TRUTHS[tensor]
+    return "\n".join(
+        [*lines, truth.replace("x, w, eps", "x, 1 + w, eps") if case.one_plus else truth]
+    )
 
 
 def _passes(case: Case, tensor: str) -> list[str]:

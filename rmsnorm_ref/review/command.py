@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from .plan import ALL_DTYPES
-from .pool import Target
+from .process import Target
 from .report import EXIT_CODES
 from .run import Options, review
 
@@ -31,8 +31,9 @@ def run(words: argparse.Namespace) -> int:
     dtypes = tuple(words.dtype.split(",")) if words.dtype else ALL_DTYPES
     if unknown := set(dtypes) - set(ALL_DTYPES):
         raise ValueError(f"--dtype {', '.join(sorted(unknown))}: expected {', '.join(ALL_DTYPES)}")
-    if words.out and Path(words.out).suffix not in {".md", ".html", ".json"}:
-        raise ValueError(f"--out {words.out}: a report ends in .md, .html or .json")
+    for out in words.out:
+        if Path(out).suffix not in {".md", ".html", ".json"}:
+            raise ValueError(f"--out {out}: a report ends in .md, .html or .json")
     if ":" not in words.target:
         raise ValueError(f"{words.target!r}: expected path/to/file.py:function or package:function")
     device = words.device or ("cuda" if torch.cuda.is_available() else "cpu")
@@ -42,14 +43,15 @@ def run(words: argparse.Namespace) -> int:
         raise ValueError("--huge needs a GPU: it makes tensors of more than 2^31 elements")
     target = Target(words.target, words.signature or "", words.init or "")
     options: dict[str, Any] = {
-        name: getattr(words, name) for name in ("full", "bench", "huge", "seed", "strict")
+        name: getattr(words, name)
+        for name in ("full", "bench", "huge", "seed", "strict", "one_plus_w")
     }
     report = review(
         Options(target, device, dtypes, limit_s=words.time_limit, progress=True, **options)
     )
     print(report.text())  # noqa: T201  # a command's output is what it prints
-    if words.out:
-        report.save(words.out)
+    for out in words.out:
+        report.save(out)
     code = EXIT_CODES[report.verdict]
     return NO_GPU if code == 0 and "left_out" in (report.told.get("bench") or {}) else code
 
@@ -69,6 +71,8 @@ def add(commands: Any) -> None:
     parser.add_argument("target", help="path/to/file.py:function or package.module:function")
     parser.add_argument("--signature", help='how it is called, say "w, x, eps" or "x, weight=w"')
     parser.add_argument("--init", help='how a module class is made (default: "N, eps=eps")')
+    parser.add_argument("--one-plus-w", action="store_true",
+                        help="the gain is 1 + w, as Gemma stores it")  # fmt: skip
     parser.add_argument("--device", help="cpu or cuda (default: cuda where there is one)")
     parser.add_argument(
         "--dtype", help="comma-separated: float16, bfloat16, float32 (default: all)"
@@ -84,4 +88,10 @@ def add(commands: Any) -> None:
     parser.add_argument("--seed", type=int, default=0, help="of the inputs (default: %(default)s)")
     parser.add_argument("--time-limit", type=float, default=20.0, metavar="SECONDS",
                         help="for one input (default: %(default)s)")  # fmt: skip
-    parser.add_argument("--out", help="report.md, report.html or report.json")
+    parser.add_argument(
+        "--out",
+        action="append",
+        default=[],
+        metavar="FILE",
+        help="report.md, report.html or report.json; may be repeated",
+    )

@@ -15,8 +15,8 @@ from .shrink import Shrinker
 from .tolerance import CLEAN
 
 if TYPE_CHECKING:
+    from .crew import Crew
     from .plan import Scope
-    from .pool import Pool
 
 # The smallest fault of all, a rounding too many, reaches 2 bounds where it shows.
 CLEAR = 1.5
@@ -32,7 +32,7 @@ class Digest:
     `loads` is the text that finds the candidate in a report's code.
     """
 
-    def __init__(self, pool: Pool, scope: Scope, facts: Facts, loads: str, device: str) -> None:
+    def __init__(self, pool: Crew, scope: Scope, facts: Facts, loads: str, device: str) -> None:
         self.pool, self.scope, self.facts = pool, scope, facts
         self.loads, self.device = loads, device
         self.findings: list[Finding] = []
@@ -64,7 +64,9 @@ class Digest:
             # A kernel with an eps of its own may have another one in each dtype: both stay.
             plain = {"needs": scope.gives, "eps": self.facts.eps if scope.takes_eps else None}
             dtypes = scope.dtypes if scope.takes_eps else ()
-            shrinker = Shrinker(functools.partial(self._shows, breach), plain, dtypes)
+            shows_it = functools.partial(self._shows, breach)
+            at_once = len(self.pool.pools)
+            shrinker = Shrinker(shows_it, plain, dtypes, self._run_all, at_once)
             for case, outcome in list(classes.values())[:MOST_CLASSES]:
                 one = self._finding(breach, case, outcome, where, shrinker)
                 one.n_failing = len(failing)
@@ -109,6 +111,12 @@ class Digest:
             self._seen[case] = self.pool.ask({"op": "case", "case": case.json()})
         return self._seen[case]
 
+    def _run_all(self, cases: list[Case]) -> None:
+        """Run several cases side by side, where there are several children."""
+        left = [case for case in cases if case not in self._seen]
+        asked = [{"op": "case", "case": case.json()} for case in left]
+        self._seen |= dict(zip(left, self.pool.each(asked), strict=True)) if left else {}
+
     def _shows(self, breach: Breach, case: Case) -> bool:
         return shows(breach, case, self._run(case), self.facts)
 
@@ -116,20 +124,22 @@ class Digest:
         self, case: Case, outcome: dict[str, Any], breach: Breach
     ) -> tuple[Case, dict[str, Any]]:
         """Try the packed case, and one row of it, in processes of their own."""
-        self.pool.spares = False
+        if self.pool.in_process:
+            return case, outcome
+        self.pool.forgive()
         for smaller in (_packed(case), replace(_packed(case), M=1)):
-            self.pool.n_deaths = self.pool.n_hangs = 0
+            self.pool.forgive()
             found = self.pool.ask({"op": "case", "case": smaller.json()})
             if breach in breaches(smaller, found, self.facts):
                 case, outcome = smaller, found
-        self.pool.n_deaths = self.pool.n_hangs = 0
+        self.pool.forgive()
         return case, outcome
 
     def probes(self, chosen: list[tuple[str, Case]], seen: list[dict[str, Any]]) -> None:
         """Turn what probes saw into findings, the first of each name."""
         done: Counter[tuple[str, str]] = Counter()
         for (name, case), outcome in zip(chosen, seen, strict=True):
-            if outcome in ({}, {"not_run": True}) or "refused" in outcome:
+            if not outcome or "not_run" in outcome or "refused" in outcome:
                 continue
             rule = probes.PROBES[name].rule
             for breach in breaches(case, outcome, self.facts) if "said" not in outcome else []:
@@ -207,7 +217,17 @@ def merged(findings: list[Finding]) -> list[Finding]:
     for key, names in results.items():
         if len(names) > 1:
             kept[key].where = f"in {' and '.join(names)}"
-    failed = {one.rule for one in kept.values() if one.severity == FAIL}
+    worst = {one.rule: one.n_failing for one in kept.values() if one.severity == FAIL}
+    failed = set(worst)
+    # A wrong result is no worse than a rounding on some inputs: they are of the same fault.
+    same = [
+        key
+        for key, one in kept.items()
+        if one.n_failing < worst.get(one.rule.replace("rounding", "value"), 0)
+        and one.rule.startswith("r-rounding")
+    ]
+    for key in same:
+        del kept[key]
     for one in kept.values():
         causes = [f"r-value-{one.tensor}"] if one.rule.startswith("r-rounding") else []
         causes += ["r-value-dx"] if one.rule == "r-double-backward" else []
@@ -228,17 +248,16 @@ def _packed(case: Case) -> Case:
 
 
 def _is_sweep(case: Case) -> bool:
-    plain = _packed(case)
-    return (
-        plain == Case(case.M, case.N, case.dtype, eps=case.eps, needs=case.needs, seed=case.seed)
-        and case.M > 0
-    )
+    words = {name: getattr(case, name) for name in ("eps", "needs", "seed", "one_plus")}
+    return case.M > 0 and _packed(case) == Case(case.M, case.N, case.dtype, **words)
 
 
 def _plainness(case: Case) -> tuple[int, int]:
     plain = Case(case.M, case.N, case.dtype)
     packed = _packed(case)
     differ = sum(
-        getattr(packed, n) != getattr(plain, n) for n in vars(plain) if n not in {"eps", "seed"}
+        getattr(packed, n) != getattr(plain, n)
+        for n in vars(plain)
+        if n not in {"eps", "seed", "one_plus"}
     )
     return differ, case.M * case.N

@@ -19,7 +19,8 @@ SEVERITIES = (FAIL, NOTE, INFO)
 STRICT = {"r-rounding-y", "r-rounding-dx", "r-rounding-dw", "r-dtypes", "r-same-twice",
           "r-batch-invariance", "r-fp16-squares"}  # fmt: skip
 _DIED = {"crashed": "r-crash", "hung": "r-hang"}
-_LOUD = {"ValueError", "TypeError", "NotImplementedError", "AssertionError", "RuntimeError"}
+_LOUD = {"ValueError", "TypeError", "NotImplementedError", "AssertionError", "RuntimeError",
+         "OutOfResources", "AcceleratorError", "PTXASError", "DSLRuntimeError"}  # fmt: skip
 
 
 @dataclass
@@ -199,23 +200,26 @@ def _ended(how: str) -> str:
     }.get(how, how)
 
 
-def from_semantics(found: dict[str, Any]) -> Finding | None:
+def from_semantics(found: dict[str, Any], *, one_plus: bool = False) -> Finding | None:
     """Give a finding where the function that was fitted is another one."""
     if found.get("right", True) or "raised" in found or "statistic" not in found:
         return None
     root, statistic, weight = found["root"], found["statistic"], found["weight"]
-    rule = "r-weight" if weight != "w" else "r-eps"
+    gain = "(1 + w)" if one_plus else "w"
+    rule = "r-weight" if weight != gain else "r-eps"
     if statistic != "mean(x^2)" or root in {"x * sqrt(s + eps)", "x / (s + eps)"}:
         rule = "r-statistic"
     if root != "x / sqrt(s + eps)" and rule == "r-weight":
         rule = "r-eps"
     title = f"This kernel computes {found['says']}"
+    if weight == "(1 + w)" and not one_plus:
+        title += "; if that is meant, review it with --one-plus-w"
     return Finding(
         rule,
         FAIL,
         title,
         None,
-        "y = x / sqrt(mean(x^2) + eps) * w",
+        f"y = x / sqrt(mean(x^2) + eps) * {gain}",
         found["says"].removeprefix("y = "),
         tensor="y",
     )

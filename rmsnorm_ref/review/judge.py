@@ -68,7 +68,9 @@ def run(f: Call, case: Case, device: str = "cpu") -> dict[str, Any]:
     if flags.get("r-inputs-untouched"):  # what it should have been is known from clean inputs
         names = make(case, device)
         given = Inputs(names["x"], names["w"], names["dy"], case.eps)
-    _judge(outcome, results, given, case)
+    # What is fed may be the gain less one; what is meant is the gain.
+    meant = given._replace(w=1 + given.w) if case.one_plus else given
+    _judge(outcome, results, meant, case)
     return outcome
 
 
@@ -95,6 +97,8 @@ def _results(f: Call, case: Case, given: Inputs) -> tuple[dict[str, Any], dict[s
             found = torch.autograd.grad(y, list(wanted.values()), dy, allow_unused=True)
             _wait(given.x)
             results |= dict(zip(wanted, found, strict=True))
+    except torch.OutOfMemoryError:
+        raise
     except Exception as error:  # noqa: BLE001  # a kernel may raise whatever it likes
         return results, raised(stage, error)
     return results, None

@@ -52,6 +52,7 @@ class Scope(NamedTuple):
     seed: int = 0
     huge: bool = False
     sm_count: int = 0
+    one_plus: bool = False
 
 
 def cases(scope: Scope) -> list[Case]:
@@ -64,6 +65,7 @@ def cases(scope: Scope) -> list[Case]:
             case,
             eps=case.eps if scope.takes_eps and case.eps != 1e-6 else scope.eps,
             seed=scope.seed,
+            one_plus=scope.one_plus,
             needs="".join(leaf for leaf in case.needs if leaf in scope.gives),
         )
         for case in found
@@ -96,7 +98,9 @@ def _values(scope: Scope) -> list[Case]:
         sm = scope.sm_count
         heights += [(k * sm + d, 64) for k in (1, 2, 4) for d in (-1, 0, 1)]
     draw = random.Random(scope.seed)  # noqa: S311  # shapes, no secrets
-    n_drawn = 120 if scope.full else 30
+    # Compiled for each width and dtype: the short plan gives every width one dtype, in turn.
+    sparse = bool(scope.sm_count) and not scope.full
+    n_drawn = 120 if scope.full else 12 if sparse else 30
     drawn = [
         (round(2 ** draw.uniform(0, 7)), round(2 ** draw.uniform(0, 10))) for _ in range(n_drawn)
     ]
@@ -104,7 +108,7 @@ def _values(scope: Scope) -> list[Case]:
         drawn += [(512, 4096), (1024, 2048), (2048, 1024), (64, 16384)]
     for shape in (*widths, *heights, *drawn):
         # Large ones in one dtype, in turn; small ones in all.
-        large = shape[0] * shape[1] > 4000 and not scope.full
+        large = sparse or (shape[0] * shape[1] > 4000 and not scope.full)
         turn = scope.dtypes[sum(shape) % len(scope.dtypes)]
         found += [around(Case(*shape, dtype)) for dtype in ((turn,) if large else scope.dtypes)]
     beyond = BEYOND if scope.full else BEYOND[:3]
@@ -209,11 +213,13 @@ def probes(scope: Scope) -> list[tuple[str, Case]]:
         for M, N in chosen:
             turn = dtypes if N < 500 else dtypes[:1]
             fed = [
-                Case(M, N, d, eps=scope.eps, seed=scope.seed) for d in turn if M >= probe.least_m
+                Case(M, N, d, eps=scope.eps, seed=scope.seed, one_plus=scope.one_plus)
+                for d in turn
+                if M >= probe.least_m
             ]
             found += [(name, case) for case in fed]
     if scope.huge:
         dtype = "bfloat16" if "bfloat16" in scope.dtypes else scope.dtypes[0]
-        case = Case(2, 4096, dtype, eps=scope.eps, seed=scope.seed)
+        case = Case(2, 4096, dtype, eps=scope.eps, seed=scope.seed, one_plus=scope.one_plus)
         found += [(n, case) for n in sorted(HUGE) if set(PROBES[n].needs) <= set(scope.gives)]
     return found

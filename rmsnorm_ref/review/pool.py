@@ -2,63 +2,33 @@
 
 A child that crashes, hangs or breaks the GPU's context is an answer like any other; the next child
 goes on with what is left. A target is loaded in a fresh interpreter; a Python function is taken
-along by fork on a CPU, and called in this very process on a GPU, whose context no fork survives.
+along by fork, or, on a machine that has a GPU, called in this very process: neither its context nor
+autograd's threads survive a fork.
 """
 
 from __future__ import annotations
 
-import faulthandler
 import json
 import os
 import select
 import signal
-import subprocess
-import sys
-import tempfile
 import time
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any
 
-from . import candidate
-from .worker import Worker, serve
+import torch
+
+from .process import start
+from .worker import Worker, answered
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Iterator
 
-    from .candidate import Call
+    from .process import Process, Target
 
 FIRST = 3  # times the limit for a process's first call, which may compile
 LOAD_S = 180.0  # importing torch and a kernel's package; a first build may compile
 MOST_DEATHS = 6  # then the review stops feeding: what is left is told as not run
 MOST_HANGS = 2
-
-
-class Target(NamedTuple):
-    """Say what is reviewed: a name to import, or a function at hand."""
-
-    name: str
-    signature: str = ""
-    init: str = ""
-    function: Any = None
-
-    def call(self) -> Call:
-        """Return the candidate as `f(x, w, eps)`, in this process."""
-        return self.find().call
-
-    def find(self) -> candidate.Candidate:
-        """Import the target, or adapt the function."""
-        if self.function is not None:
-            return candidate.adapt(self.function, self.signature, self.init)
-        return candidate.find(self.name, self.signature, self.init)
-
-
-class Child(Protocol):
-    """A process that answers."""
-
-    pid: int
-    requests: int
-    answers: int
-    errors: Path
 
 
 class Pool:
@@ -68,20 +38,23 @@ class Pool:
         self._target = target
         self._device = device
         self._limit_s = limit_s
-        self._child: _Process | None = None
+        self._child: Process | None = None
         self._buffer = b""
         self._ids = 0
         self.n_deaths = self.n_hangs = 0
-        self.in_process = target.function is not None and device != "cpu"
+        # Where there is a GPU, autograd keeps a thread for it, which a fork would miss.
+        can_fork = device == "cpu" and not torch.cuda.is_available()
+        self.in_process = target.function is not None and not can_fork
         self._worker: Worker | None = None
         # Widths at which a process ended: others are tried before its luck runs out there.
         self._deadly: set[int] = set()
         self.spares = True
+        self.most_deaths, self.most_hangs = MOST_DEATHS, MOST_HANGS
 
     @property
     def gave_up(self) -> bool:
         """Tell whether too many children died for another to be started."""
-        return self.n_deaths >= MOST_DEATHS or self.n_hangs >= MOST_HANGS
+        return self.n_deaths >= self.most_deaths or self.n_hangs >= self.most_hangs
 
     def ask(self, request: dict[str, Any]) -> dict[str, Any]:
         """Return the answer to one request."""
@@ -128,14 +101,14 @@ class Pool:
     def _here(self, request: dict[str, Any]) -> dict[str, Any]:
         if self._worker is None:
             self._worker = Worker(self._target.find, self._device)
-        try:
-            return self._worker.answer(request)
-        except Exception as error:  # noqa: BLE001  # told, and judged like a child's
-            return {"failed": {"stage": "", "type": type(error).__name__, "text": str(error)[:300]}}
+        result = answered(self._worker, request)
+        if "cuda_error" in result:
+            self.n_deaths = self.most_deaths = 1  # nothing works in this process any more
+        return result
 
     def _feed(self, requests: list[dict[str, Any]]) -> Iterator[dict[str, Any]]:
         """Send all requests, yield answers until they are done or the child is gone."""
-        child = self._child = self._child or _start(self._target, self._device)
+        child = self._child = self._child or start(self._target, self._device)
         numbered = []
         for request in requests:
             self._ids += 1
@@ -148,16 +121,25 @@ class Pool:
             yield self._buried(child, "ended")
             return
         for request in numbered:
-            limit_s = self._limit_s * (1 if child.warm else FIRST)
+            limit_s = self._limit_s * (FIRST if self._is_new(child, request) else 1)
             limit_s = LOAD_S if request["op"] in {"load", "bench"} else limit_s
-            child.warm = request["op"] != "load"
             answer = self._wait(child, request["id"], limit_s)
             yield answer
             if "died" in answer or "cuda_error" in answer:
                 self.close()
                 return
 
-    def _wait(self, child: _Process, number: int, limit_s: float) -> dict[str, Any]:
+    def _is_new(self, child: Process, request: dict[str, Any]) -> bool:
+        """Tell whether a request may have to compile: on a GPU at each width, else at the first."""
+        case = request.get("case")
+        if request["op"] == "load" or (case is None and self._device != "cpu"):
+            return True
+        kind = (case["N"], case["dtype"], case["w_dtype"]) if case and self._device != "cpu" else ()
+        new = kind not in child.known
+        child.known.add(kind)
+        return new
+
+    def _wait(self, child: Process, number: int, limit_s: float) -> dict[str, Any]:
         end = time.monotonic() + limit_s
         while True:
             line, newline, rest = self._buffer.partition(b"\n")
@@ -180,7 +162,7 @@ class Pool:
                 return self._buried(child, "crashed")
             self._buffer += found
 
-    def _buried(self, child: _Process, how: str, said: str = "") -> dict[str, Any]:
+    def _buried(self, child: Process, how: str, said: str = "") -> dict[str, Any]:
         """End a child; return how it ended."""
         self.n_deaths += 1
         status = child.end(kill=how == "hung")
@@ -206,88 +188,3 @@ def _width(request: dict[str, Any]) -> int:
 def _write(descriptor: int, data: bytes) -> None:
     while data:
         data = data[os.write(descriptor, data) :]
-
-
-class _Process:
-    """Hold a child, forked or started."""
-
-    def __init__(self, pid: int, requests: int, answers: int, errors: str) -> None:
-        self.pid, self.requests, self.answers = pid, requests, answers
-        self._errors = Path(errors)
-        self._status: int | None = None
-        self.warm = False
-        self.popen: subprocess.Popen[bytes] | None = None
-
-    def end(self, *, kill: bool) -> int:
-        """Close the pipes, wait; return the exit status, negative for a signal."""
-        if self._status is None:
-            os.close(self.requests)
-            os.close(self.answers)
-            if kill:
-                os.kill(self.pid, signal.SIGKILL)
-            if self.popen is not None:
-                self._status = self.popen.wait()
-            else:
-                self._status = os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
-        return self._status
-
-    def said(self) -> str:
-        """Return the last lines of its standard error, once."""
-        lines = self._errors.read_text(errors="replace").strip().splitlines()
-        self._errors.unlink(missing_ok=True)
-        return "\n".join(lines[-6:])
-
-
-def _start(target: Target, device: str) -> _Process:
-    ours_in, theirs_out = os.pipe()
-    theirs_in, ours_out = os.pipe()
-    errors, name = tempfile.mkstemp(prefix="rmsnorm_ref-review-")
-    ends = {"requests": theirs_in, "answers": theirs_out, "device": device}
-    start = _spawn if target.function is None else _fork
-    process = start(target, ends, errors, (ours_out, ours_in, name))
-    for descriptor in (theirs_in, theirs_out, errors):
-        os.close(descriptor)
-    return process
-
-
-def _spawn(
-    target: Target, ends: dict[str, Any], errors: int, ours: tuple[int, int, str]
-) -> _Process:
-    setup = ends | {"target": target.name, "signature": target.signature, "init": target.init}
-    here = str(Path(__file__).parents[2])
-    before = os.environ.get("PYTHONPATH")
-    environment = os.environ | {
-        "PYTHONPATH": os.pathsep.join([here, *([before] if before else [])])
-    }
-    popen = subprocess.Popen(  # noqa: S603  # our own interpreter and module
-        [sys.executable, "-m", f"{__package__}.worker", json.dumps(setup)],
-        stdin=subprocess.DEVNULL,
-        stdout=errors,
-        stderr=errors,
-        pass_fds=(ends["requests"], ends["answers"]),
-        env=environment,
-    )
-    process = _Process(popen.pid, *ours)
-    process.popen = popen
-    return process
-
-
-def _fork(
-    target: Target, ends: dict[str, Any], errors: int, ours: tuple[int, int, str]
-) -> _Process:
-    find: Callable[[], candidate.Candidate] = target.find
-    sys.stdout.flush()
-    sys.stderr.flush()
-    pid = os.fork()
-    if pid:
-        return _Process(pid, *ours)
-    try:
-        # Nothing of the parent's is left open: it sees the end of a pipe only then.
-        os.close(ours[0])
-        os.close(ours[1])
-        os.dup2(errors, 1)
-        os.dup2(errors, 2)
-        faulthandler.enable(2)
-        serve(Worker(find, ends["device"]), ends["requests"], ends["answers"])
-    finally:
-        os._exit(0)

@@ -7,6 +7,7 @@ given.
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
@@ -162,6 +163,8 @@ def text(name: str, case: Case, gives: str, device: str = "cpu") -> str:
     wanted = [leaf for leaf in "xw" if leaf in gives]
     lines = [source(case, device)]
     body = PROBES[name].text
+    if case.one_plus:
+        body = re.sub(r"(oracle\.truth\(\w+), w", r"\1, 1 + w", body)
     if PROBES[name].needs:
         lines += [f"{leaf}.requires_grad_()" for leaf in wanted]
     if "leaves" in body:
@@ -182,6 +185,8 @@ def run(f: Call, name: str, case: Case, gives: str, device: str = "cpu") -> dict
         if error.__traceback__ and _is_ours(error, name):
             return {"severity": probe.if_not, "said": str(error)}
         said = raised("", error)
+    except torch.OutOfMemoryError:
+        raise
     except Exception as error:  # noqa: BLE001  # a kernel may raise whatever it likes
         said = raised("", error)
     else:

@@ -26,6 +26,7 @@ def provenance(options: Options, device: str, told: dict[str, Any]) -> dict[str,
     words += ["--init", repr(init)] if init else []
     words += ["--dtype", ",".join(options.dtypes), "--full" if options.full else "--quick"]
     words += ["--seed", str(options.seed), *(["--strict"] if options.strict else [])]
+    words += ["--one-plus-w"] if options.one_plus_w else []
     words += [f"--{name}" for name in ("bench", "huge") if getattr(options, name)]
     differ = "" if clean else " (files differ)"
     kernels = "interpreted by Triton" if told.get("interpreted") else "as they run on this device"

@@ -48,7 +48,8 @@ class Report:
         )
         if counts.get("not_run"):
             text += (
-                f"; {counts['not_run']} of them could not be, after the process had ended too often"
+                f"; {counts['not_run']} of them could not be: "
+                "the process had ended too often, or memory was too small"
             )
         return f"{text}: {_count(n[FAIL], 'failure')}, {_count(n[NOTE], 'note')}."
 
@@ -60,6 +61,10 @@ class Report:
         if "raised" in found:
             return [f"What it computes could not be fitted: {found['raised']['text']}"]
         lines = [f"This kernel computes {found['says']}."]
+        backward = {name: says for name, says in found.get("backward", {}).items() if says}
+        if backward:
+            said = ", ".join(f"{name} = {says}" for name, says in backward.items())
+            lines.append(f"Its backward computes {said}.")
         for dtype, each in found["arithmetic"].items():
             lines.append(
                 f"Arithmetic of y in {dtype}: {each['says']} "
@@ -162,6 +167,7 @@ class Report:
         lines += self.computes()
         for finding in self.findings:
             lines += ["", f"{finding.severity:4} {finding.rule}: {finding.title}"]
+            lines += [f"    {_explained(finding)}"] if finding.explained_by else []
             lines += [f"     {finding.where}"] if finding.where else []
         lines += ["", *self.remarks(), f"{self.duration_s:.1f} s"]
         return "\n".join(line for line in lines if line is not None)

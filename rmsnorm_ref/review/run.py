@@ -5,19 +5,22 @@ from __future__ import annotations
 import sys
 import time
 from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from tqdm import tqdm
 
-from . import code, plan
+from . import code, gradients, plan, semantics
 from .cases import Case
+from .crew import Crew
 from .digest import Digest, merged
 from .findings import STRICT, Breach, Facts, Finding, from_semantics, rank, rule_of
-from .pool import Pool, Target
 from .provenance import provenance
 from .report import Report
 from .rules import FAIL, NOTE
+
+if TYPE_CHECKING:
+    from .process import Target
 
 GIVES = {
     "": "This kernel is forward-only: y has no gradient, and the backward is left out",
@@ -37,6 +40,7 @@ class Options(NamedTuple):
     huge: bool = False
     seed: int = 0
     strict: bool = False
+    one_plus_w: bool = False
     limit_s: float = 20.0
     progress: bool = False
     only: Any = None  # a predicate on cases and probes' cases: what is not wanted is left out
@@ -48,7 +52,7 @@ class _Review:
     def __init__(self, options: Options) -> None:
         self.options = options
         self.device = options.device or ("cuda" if torch.cuda.is_available() else "cpu")
-        self.pool = Pool(options.target, self.device, options.limit_s)
+        self.pool = Crew(options.target, self.device, options.limit_s)
         self.findings: list[Finding] = []
         self.facts = Facts()
         self.scope = plan.Scope()
@@ -91,7 +95,7 @@ class _Review:
         self.told |= loaded
         eps = dict.fromkeys(self.options.dtypes, 1e-6)
         if not loaded["takes_eps"]:
-            eps = {d: self.pool.ask({"op": "eps", "dtype": d}).get("eps", 1e-6) for d in eps}
+            eps = {d: self._own_eps(d) for d in eps}
         self.told["eps"] = eps
         gives, dtypes = self._gives(eps)
         if not dtypes:
@@ -111,14 +115,19 @@ class _Review:
             self.options.seed,
             self.options.huge,
             sm_count=sm_count,
+            one_plus=self.options.one_plus_w,
         )
         return True
+
+    def _own_eps(self, dtype: str) -> float:
+        asked = {"op": "eps", "dtype": dtype, "one_plus": self.options.one_plus_w}
+        return float(self.pool.ask(asked).get("eps", 1e-6))
 
     def _gives(self, eps: dict[str, float]) -> tuple[str, tuple[str, ...]]:
         """Ask for gradients; tell which come, and which dtypes are taken."""
         gives, dtypes, refused = "xw", [], []
         for dtype in self.options.dtypes:
-            case = Case(8, 64, dtype, eps=eps[dtype])
+            case = Case(8, 64, dtype, eps=eps[dtype], one_plus=self.options.one_plus_w)
             outcome = self.pool.ask({"op": "case", "case": case.json()})
             error = outcome.get("raised") or outcome.get("failed")
             if error and error["stage"] != "backward":
@@ -151,8 +160,9 @@ class _Review:
         """Run semantics, cases, probes and the table of errors; shrink what was found."""
         scope = self.scope
         self.bar.set_description_str("finding out what it computes")
-        fitted = self.pool.ask({"op": "semantics", "dtypes": list(scope.dtypes),
-                                "takes_eps": scope.takes_eps, "eps": scope.eps})  # fmt: skip
+        words = {"dtypes": list(scope.dtypes), "gives": scope.gives, "eps": scope.eps,
+                 "takes_eps": scope.takes_eps, "one_plus": scope.one_plus}  # fmt: skip
+        fitted = self.pool.ask({"op": "semantics", **words})
         self.told["semantics"] = fitted
         self.facts.arithmetic = fitted.get("arithmetic", {})
         cases = plan.cases(scope)
@@ -174,13 +184,12 @@ class _Review:
         digest = Digest(self.pool, scope, self.facts, self.loads, self.device)
         digest.cases(cases, outcomes)
         digest.probes(chosen, seen)
-        cause = from_semantics(fitted)
+        cause = from_semantics(fitted, one_plus=scope.one_plus)
         if cause is not None:
             digest.explain(cause)
         self.findings += merged(digest.findings)
         self.bar.set_description_str("errors beside the reference's")
         if not self.pool.gave_up and self.options.only is None:
-            words = {"dtypes": list(scope.dtypes), "gives": scope.gives, "eps": scope.eps}
             self.told["accuracy"] = self.pool.ask({"op": "accuracy", **words})
         self._compare()
         not_run = sum("not_run" in outcome for outcome in (*outcomes, *seen))
@@ -196,6 +205,11 @@ class _Review:
                 for row in rows
                 if row["dtype"] == dtype and row["result"] == finding.tensor
             }
+            says = self.told["semantics"].get("backward", {}).get(finding.tensor)
+            gain = semantics.GAINS[self.scope.one_plus]
+            right = gradients.RIGHT.get(finding.tensor, "").format(g=gain)
+            if says and says != right and finding.rule.startswith("r-value"):
+                finding.title += f"; this backward computes {finding.tensor} = {says}"
             own = sizes.pop("candidate", None)
             if own is not None and finding.rule.startswith("r-rounding"):
                 others = ", ".join(f"{name} {size:.2e}" for name, size in sorted(sizes.items()))
@@ -215,6 +229,7 @@ class _Review:
             self.told["bench"] = {"left_out": "there is no GPU: nothing was timed"}
             return
         self.bar.set_description_str("timing")
+        self.pool.leave_one()
         dtype = "bfloat16" if "bfloat16" in self.scope.dtypes else self.scope.dtypes[0]
         request = {
             "op": "bench",
@@ -246,8 +261,8 @@ def review(options: Options) -> Report:
     try:
         if state.describe():
             state.execute()
-        if options.bench:
-            state.bench()
+            if options.bench:
+                state.bench()
     finally:
         state.pool.close()
         state.bar.close()

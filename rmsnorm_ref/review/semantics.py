@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from . import gradients
 from .arithmetic import NARROW, arithmetic, weight_dtype
 
 if TYPE_CHECKING:
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
 
 M, N = 12, 6
 EPS = (1e-6, 1e-3)
+GAINS = {False: "w", True: "(1 + w)"}
 PADDED = 8  # the power of two above N
 FIXED = (1e-5, 1e-6, 1e-8, 1e-12, 1.1920928955078125e-07, 0.0078125, 0.0009765625)
 
@@ -72,12 +74,20 @@ def inputs(dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def fit(
-    f: Call, device: str, dtypes: list[str], *, takes_eps: bool, fixed_eps: float
+    f: Call,
+    device: str,
+    dtypes: list[str],
+    *,
+    takes_eps: bool,
+    fixed_eps: float,
+    gives: str = "",
+    gain: str = "w",
 ) -> dict[str, Any]:
     """Return what the forward computes, by name, and how it rounds in each 16-bit dtype.
 
-    Keys: `statistic`, `root`, `weight`, `eps` ("" if it is the one passed), `right`, `says`, and
-    `arithmetic` by dtype.
+    Keys: `statistic`, `root`, `weight`, `eps` ("" if it is the one passed), `right` (with `gain`
+    for the weight), `says`, `arithmetic` by dtype, and `backward`, if the forward is as it should
+    be, with what is said of each gradient in `gives`.
     """
     dtype = "float32" if "float32" in dtypes else dtypes[0]
     x, w, _ = inputs(getattr(torch, dtype))
@@ -86,19 +96,50 @@ def fit(
         results = [f(x.to(device), w.to(device), eps).double().cpu() for eps in passed]
     tolerance = 2e-5 if dtype == "float32" else 4 * torch.finfo(x.dtype).eps
     found = _search(x.double(), w.double(), passed, results, tolerance)
-    arithmetics = {d: arithmetic(f, d, device, fixed_eps) for d in dtypes if d in NARROW}
+    narrow = [d for d in dtypes if d in NARROW]
+    arithmetics = {d: arithmetic(f, d, device, fixed_eps, plus=gain != "w") for d in narrow}
     fitted = (
         {}
         if found is None
         else dict(zip(("statistic", "root", "weight", "eps"), found, strict=True))
     )
-    wide = {d: weight_dtype(f, d, device, fixed_eps) for d in dtypes if d in NARROW}
+    wide = {d: weight_dtype(f, d, device, fixed_eps) for d in narrow}
+    right = found == (*RIGHT[:2], gain, "")
+    backward: dict[str, str] = {}
+    if right and gives:
+        backward = _backward(f, device, getattr(torch, dtype), passed, gives, gain, tolerance)
     return fitted | {
-        "right": found == RIGHT,
+        "right": right,
+        "backward": backward,
         "says": _says(found),
         "arithmetic": arithmetics,
         "fp32_weight": wide,
     }
+
+
+def _backward(
+    f: Call,
+    device: str,
+    dtype: torch.dtype,
+    passed: tuple[float, ...],
+    gives: str,
+    gain: str,
+    tolerance: float,
+) -> dict[str, str]:
+    x, w, dy = inputs(dtype)
+    runs = []
+    for eps in passed:
+        leaves = {"dx": x.to(device).requires_grad_(), "dw": w.to(device).requires_grad_()}
+        try:
+            y = f(leaves["dx"], leaves["dw"], eps)
+            wanted = [leaves["d" + leaf] for leaf in gives]
+            found = torch.autograd.grad(y, wanted, dy.to(device, y.dtype))
+        except Exception:  # noqa: BLE001  # what it refuses, cases tell
+            return {}
+        names = ["d" + leaf for leaf in gives]
+        runs.append((eps, {n: g.double().cpu() for n, g in zip(names, found, strict=True)}))
+    given = x.double(), WEIGHTS[gain](w.double()), dy.double()
+    return gradients.fit(given, runs, gain, tolerance)
 
 
 def _search(

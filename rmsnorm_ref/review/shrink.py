@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -32,13 +33,19 @@ PLAIN: dict[str, Any] = {
 class Shrinker:
     """Try smaller cases with `fails`, which is asked once about each.
 
-    `plain` says what is plain for this candidate; None leaves a field as it is.
+    `plain` says what is plain for this candidate; None leaves a field as it is. `ahead` is told
+    which `at_once` cases are asked about next: it may run them side by side.
     """
 
     def __init__(
-        self, fails: Callable[[Case], bool], plain: dict[str, Any], dtypes: tuple[str, ...]
+        self,
+        fails: Callable[[Case], bool],
+        plain: dict[str, Any],
+        dtypes: tuple[str, ...],
+        ahead: Callable[[list[Case]], object] = len,
+        at_once: int = 1,
     ) -> None:
-        self._fails = fails
+        self._fails, self._ahead, self._at_once = fails, ahead, at_once
         together = PLAIN | plain
         self._plain = {name: value for name, value in together.items() if value is not None}
         self._plain["lead"] = None
@@ -64,7 +71,14 @@ class Shrinker:
         return case, blamed
 
     def _first(self, stage: Callable[[Case], Iterator[Case]], case: Case) -> Case:
-        return next((smaller for smaller in stage(case) if self._try(smaller)), case)
+        tries = stage(case)
+        while batch := list(itertools.islice(tries, self._at_once)):
+            if self._runs < MOST_RUNS:
+                self._ahead([smaller for smaller in batch if smaller not in self._known])
+            for smaller in batch:
+                if self._try(smaller):
+                    return smaller
+        return case
 
     def _try(self, case: Case) -> bool:
         if case not in self._known:

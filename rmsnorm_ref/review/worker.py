@@ -14,6 +14,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from rmsnorm_ref import interpreter
+
 from . import accuracy, candidate, judge, probes, semantics, speed
 from .cases import Case
 
@@ -41,6 +43,7 @@ class Worker:
             return self._load()
         assert self._candidate is not None
         f = self._candidate.call
+        interpreter.mend_for_others()  # each time: a candidate may import Triton at its first call
         if op == "case":
             return judge.run(f, Case.of(request["case"]), self._device)
         if op == "probe":
@@ -49,23 +52,34 @@ class Worker:
         if op == "interpreted":
             return {"interpreted": self._device == "cpu" and _interprets(f, request["dtype"])}
         if op == "eps":
-            return {"eps": fixed_eps(f, self._device, request["dtype"])}
+            return {
+                "eps": fixed_eps(f, self._device, request["dtype"], one_plus=request["one_plus"])
+            }
         if op == "semantics":
-            words = request["dtypes"], request["takes_eps"], request["eps"]
-            return self._semantics(*words)
+            return self._semantics(request)
         if op == "bench":
             return speed.measure(f, request["full"], request["dtype"], request["gives"])
-        return accuracy.table(f, self._device, request["dtypes"], request["gives"], request["eps"])
+        words = request["dtypes"], request["gives"], request["eps"]
+        return accuracy.table(f, self._device, *words, one_plus=request["one_plus"])
 
     def _load(self) -> dict[str, Any]:
         self._candidate = self._find()
+        torch.zeros(1, device=self._device)  # a context is made here, not in the first case's time
         return {"signature": self._candidate.signature, "takes_eps": self._candidate.takes_eps}
 
-    def _semantics(self, dtypes: list[str], takes_eps: bool, eps: float) -> dict[str, Any]:
+    def _semantics(self, request: dict[str, Any]) -> dict[str, Any]:
         assert self._candidate is not None
         f = self._candidate.call
         try:
-            return semantics.fit(f, self._device, dtypes, takes_eps=takes_eps, fixed_eps=eps)
+            return semantics.fit(
+                f,
+                self._device,
+                request["dtypes"],
+                takes_eps=request["takes_eps"],
+                fixed_eps=request["eps"],
+                gives=request["gives"],
+                gain=semantics.GAINS[request["one_plus"]],
+            )
         except Exception as error:  # noqa: BLE001  # what it refuses, cases tell
             return {"raised": judge.raised("forward", error)}
 
@@ -77,29 +91,29 @@ def _interprets(f: Call, dtype: str) -> bool:
     """
     x = torch.ones(1, 8, dtype=getattr(torch, dtype))
     f(x, x[0], 1e-6)  # the first call may import Triton
-    interpreter: Any = sys.modules.get("triton.runtime.interpreter")
-    if interpreter is None:
+    tritons: Any = sys.modules.get("triton.runtime.interpreter")
+    if tritons is None:
         return False
     launched = []
-    original = interpreter.GridExecutor.__call__
+    original = tritons.GridExecutor.__call__
 
     def launch(self: Any, *args: Any, **options: Any) -> Any:
         launched.append(True)
         return original(self, *args, **options)
 
-    interpreter.GridExecutor.__call__ = launch
+    tritons.GridExecutor.__call__ = launch
     try:
         f(x, x[0], 1e-6)
     finally:
-        interpreter.GridExecutor.__call__ = original
+        tritons.GridExecutor.__call__ = original
     return bool(launched)
 
 
-def fixed_eps(f: Any, device: str, dtype: str) -> float:
+def fixed_eps(f: Any, device: str, dtype: str, *, one_plus: bool = False) -> float:
     """Find the eps of a kernel that takes none, from a row far below its root."""
     size = 1e-4
     x = torch.full((2, 8), size, device=device, dtype=getattr(torch, dtype))
-    w = torch.ones(8, device=device, dtype=x.dtype)
+    w = torch.full((8,), 0.0 if one_plus else 1.0, device=device, dtype=x.dtype)
     with torch.no_grad():
         y = float(f(x, w, 0.0).double().mean())
     size = float(x[0, 0])
@@ -123,16 +137,26 @@ def serve(worker: Worker, requests: int, answers: int) -> None:
         for line in lines:
             for request in json.loads(line):
                 say(begun=request["id"])
-                try:
-                    result = worker.answer(request)
-                except Exception as error:  # noqa: BLE001  # told, and judged by the parent
-                    result = {"failed": judge.raised("", error)}
-                broken = _broken_gpu()
-                if broken:
-                    result = {"cuda_error": broken}
+                result = answered(worker, request)
                 say(done=request["id"], result=result)
-                if broken:
+                if "cuda_error" in result:
                     os._exit(0)  # nothing works in this process any more
+
+
+def answered(worker: Worker, request: dict[str, Any]) -> dict[str, Any]:
+    """Return what a request gives, whatever is raised; `cuda_error` if it broke the GPU's context.
+
+    The GPU is waited for: an error that comes late is one of this request.
+    """
+    try:
+        result = worker.answer(request)
+    except torch.OutOfMemoryError:  # a small or a shared GPU is no fault of the candidate
+        torch.cuda.empty_cache()
+        result = {"not_run": True}
+    except Exception as error:  # noqa: BLE001  # told, and judged by whoever asked
+        result = {"failed": judge.raised("", error)}
+    broken = _broken_gpu()
+    return {"cuda_error": broken} if broken else result
 
 
 def _broken_gpu() -> str:

@@ -1,0 +1,134 @@
+"""Several children on one GPU: a kernel is compiled for every width, and each takes a core."""
+
+from __future__ import annotations
+
+import os
+import queue
+import threading
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from .pool import Pool
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from .process import Target
+
+MOST = 12
+BYTES_EACH = 2 * 2**30  # of the GPU's memory: a context, and what the cases hold
+DEATHS_EACH, HANGS_EACH = 3, 1
+
+
+class Crew:
+    """Ask several pools at once, like one of them.
+
+    All of one width and dtype goes to one pool, where it is compiled once. Which one follows from
+    the order of the requests alone, and so do the answers.
+    """
+
+    def __init__(self, target: Target, device: str, limit_s: float, size: int = 0) -> None:
+        size = size or _size(target, device)
+        self.pools = [Pool(target, device, limit_s) for _ in range(size)]
+        self._homes: dict[tuple[Any, ...], Pool] = {}
+        self._starting: list[threading.Thread] = []
+        if size > 1:
+            for pool in self.pools:
+                pool.most_deaths, pool.most_hangs = DEATHS_EACH, HANGS_EACH
+            # All but the first, which is asked at once, start in the background.
+            self._starting = [
+                threading.Thread(target=pool.ask, args=({"op": "load"},), daemon=True)
+                for pool in self.pools[1:]
+            ]
+            for thread in self._starting:
+                thread.start()
+
+    @property
+    def gave_up(self) -> bool:
+        """Tell whether no pool goes on."""
+        return all(pool.gave_up for pool in self.pools)
+
+    @property
+    def in_process(self) -> bool:
+        """Tell whether the candidate runs in this very process."""
+        return self.pools[0].in_process
+
+    def forgive(self) -> None:
+        """Forget all deaths, and pass over nothing from now on: the search for the smallest."""
+        for pool in self.pools:
+            pool.spares = False
+            pool.n_deaths = pool.n_hangs = 0
+
+    def ask(self, request: dict[str, Any]) -> dict[str, Any]:
+        """Return the answer to one request."""
+        return next(iter(self.each([request])))
+
+    def each(self, requests: list[dict[str, Any]]) -> Iterator[dict[str, Any]]:
+        """Yield the answer to each request, in their order, as `Pool.each` does."""
+        shares: dict[Pool, list[int]] = {}
+        for index, request in enumerate(requests):
+            shares.setdefault(self._home(request), []).append(index)
+        if len(shares) == 1:
+            yield from next(iter(shares)).each(requests)
+            return
+        self._wait_for_all()
+        answered: queue.SimpleQueue[tuple[int, Any]] = queue.SimpleQueue()
+        for pool, share in shares.items():
+            words = pool, share, [requests[i] for i in share], answered
+            threading.Thread(target=_work, args=words, daemon=True).start()
+        known: dict[int, dict[str, Any]] = {}
+        for wanted in range(len(requests)):
+            while wanted not in known:
+                index, answer = answered.get()
+                if index < 0:
+                    raise answer
+                known[index] = answer
+            yield known.pop(wanted)
+
+    def _home(self, request: dict[str, Any]) -> Pool:
+        case = request.get("case")
+        if case is None:
+            return self.pools[0]
+        key = (case["N"], case["dtype"])
+        # From the second on: the first has answered what the candidate is, and is ready last.
+        turn = self.pools[(len(self._homes) + 1) % len(self.pools)]
+        return self._homes.setdefault(key, turn)
+
+    def leave_one(self) -> None:
+        """End all children but the first: nothing else is to run while it times."""
+        self._wait_for_all()
+        for pool in self.pools[1:]:
+            pool.close()
+
+    def _wait_for_all(self) -> None:
+        for thread in self._starting:
+            thread.join()
+        self._starting = []
+
+    def close(self) -> None:
+        """End all children."""
+        for pool in self.pools:
+            pool.close()
+
+
+def _work(
+    pool: Pool,
+    share: list[int],
+    requests: list[dict[str, Any]],
+    answered: queue.SimpleQueue[tuple[int, Any]],
+) -> None:
+    """Have a pool answer its share; what it raises goes where it is waited for."""
+    try:
+        for index, answer in zip(share, pool.each(requests), strict=True):
+            answered.put((index, answer))
+    except BaseException as error:  # noqa: BLE001  # see above
+        answered.put((-1, error))
+
+
+def _size(target: Target, device: str) -> int:
+    if device == "cpu" or target.function is not None:
+        return 1
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    free, _ = torch.cuda.mem_get_info(device)
+    return max(1, min(MOST, (cores or 1) * 3 // 4, free // BYTES_EACH))

@@ -1,0 +1,116 @@
+"""The processes a review runs in: several at once answer like one, and each end is told."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+import torch
+
+from rmsnorm_ref import oracle, review
+from rmsnorm_ref.review import worker
+from rmsnorm_ref.review.cases import Case
+from rmsnorm_ref.review.crew import Crew
+from rmsnorm_ref.review.process import Target
+from rmsnorm_ref.review.rules import NOTE
+from rmsnorm_ref.review.shrink import Shrinker
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+IN_TRITON = """
+import torch
+import triton
+import triton.language as tl
+
+@triton.jit
+def kernel(x, w, y, N, eps, BLOCK: tl.constexpr):
+    cols = tl.arange(0, BLOCK)
+    at = tl.program_id(0).to(tl.int64) * N + cols
+    row = tl.load(x + at, mask=cols < N, other=0.0).to(tl.float32)
+    rstd = tl.rsqrt(tl.sum(row * row, 0) / N + eps)
+    gain = tl.load(w + cols, mask=cols < N, other=0.0).to(tl.float32)
+    tl.store(y + at, (row * rstd * gain).to(y.dtype.element_ty), mask=cols < N)
+
+def f(x, w, eps):
+    x, w = x.detach().contiguous(), w.detach().contiguous()
+    y = torch.empty_like(x)
+    if len(x):
+        kernel[(x.numel() // x.shape[-1],)](
+            x, w, y, x.shape[-1], eps, triton.next_power_of_2(x.shape[-1])
+        )
+    return y
+"""
+ENDS_AT_17 = """
+import os
+from rmsnorm_ref import oracle
+
+def f(x, w, eps):
+    if x.shape[-1] == 17:
+        os.abort()
+    return oracle.rmsnorm(x, w, eps)
+"""
+
+
+def test_a_crew_answers_like_one_child(tmp_path: Path) -> None:
+    """Answers come in the order of the requests, and are those of one process."""
+    path = tmp_path / "ends_at_17.py"
+    path.write_text(ENDS_AT_17)
+    shapes = [(2, 8), (3, 17), (2, 8), (3, 12), (1, 17), (4, 20), (5, 24), (2, 16)]
+    asked = [{"op": "case", "case": Case(*shape).json()} for shape in shapes]
+    crew = Crew(Target(f"{path}:f"), "cpu", 20.0, size=2)
+    try:
+        assert crew.ask({"op": "load"})["takes_eps"]
+        found = list(crew.each(asked))
+    finally:
+        crew.close()
+    assert found[1]["died"]["said"].endswith("SIGABRT")
+    assert found[4] == {"not_run": True}  # a width that ended one child is not tried again
+    alone = worker.Worker(Target("", function=oracle.rmsnorm).find, "cpu")
+    alone.answer({"op": "load"})
+    for index in set(range(len(asked))) - {1, 4}:
+        assert found[index] == alone.answer(asked[index])
+
+
+@pytest.mark.parametrize("at_once", [1, 5])
+def test_looking_ahead_finds_the_same_smallest_case(at_once: int) -> None:
+    """A shrinker that has several cases run at once returns what one by one returns."""
+    asked: list[Case] = []
+
+    def fails(case: Case) -> bool:
+        return case.N > 100 and case.M >= 3
+
+    shrinker = Shrinker(fails, {"needs": "xw"}, ("float32",), asked.extend, at_once)
+    case = Case(9, 4097, "bfloat16", x_layout="odd slice")
+    assert shrinker.shrink(case)[1] == Case(3, 128, "float32")
+    assert len(asked) >= 5
+
+
+def test_too_little_memory_is_no_finding() -> None:
+    """Where memory is too small, an input counts as not run, and says nothing of the kernel."""
+
+    def greedy(x: torch.Tensor, w: torch.Tensor, eps: float) -> torch.Tensor:
+        raise torch.OutOfMemoryError(f"no room for {x.shape}, {w.shape}, {eps}")
+
+    asked = worker.Worker(Target("", function=greedy).find, "cpu")
+    asked.answer({"op": "load"})
+    case = Case(4, 8).json()
+    assert worker.answered(asked, {"op": "case", "case": case}) == {"not_run": True}
+    probe = {"op": "probe", "probe": "same", "case": case, "gives": "xw"}
+    assert worker.answered(asked, probe) == {"not_run": True}
+
+
+def test_a_right_kernel_in_triton_is_not_accused(tmp_path: Path) -> None:
+    """Interpreted, somebody's kernel rounds to bf16 as a GPU does, and is found right."""
+    path = tmp_path / "in_triton.py"
+    path.write_text(IN_TRITON)
+    report = review.review(f"{path}:f", device="cpu", dtypes=("bfloat16",), only=small)
+    assert report.rules() == set()
+    assert report.told["interpreted"]
+    assert not report.rules(NOTE) & {"r-rounding-y", "r-same-twice", "r-batch-invariance"}
+    assert report.told["semantics"]["arithmetic"]["bfloat16"]["once"]
+
+
+def small(case: Case) -> bool:
+    """Keep what takes little time."""
+    return case.M * case.N <= 600
