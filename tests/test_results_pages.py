@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from fabricated import fabricated, slowed
 
+from rmsnorm_ref.measure import choice
+
 if TYPE_CHECKING:
     from types import ModuleType
 
@@ -39,9 +41,9 @@ def pages(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
 @pytest.fixture
 def recordings(pages: ModuleType, monkeypatch: pytest.MonkeyPatch) -> list[Recording]:
     """Let the pages see a list of recordings that a test may fill, the newest first."""
+    assert pages
     shown: list[Recording] = []
-    for module in (pages.findings, pages.tables):
-        monkeypatch.setattr(module, "recordings", lambda: tuple(shown))
+    monkeypatch.setattr(choice, "shipped", lambda: tuple(shown))
     return shown
 
 
@@ -99,20 +101,6 @@ def test_no_measured_number_is_typed_by_hand(page: Path) -> None:
     """Outside roles and code no page has a time, a bandwidth or a percentage."""
     text = re.sub(r"\{\w+\}`[^`]*`|```python.*?```", "", page.read_text(), flags=re.DOTALL)
     assert re.findall(r"\d[\d.]*\s?(?:µs|us\b|TB/s|GB/s|%)", text) == []
-
-
-def test_fuller_recording_wins_and_the_newer_of_equals(
-    pages: ModuleType, recordings: list[Recording]
-) -> None:
-    """A sample made later does not hide a whole run; a later whole run takes its place."""
-    whole = fabricated()
-    sample = without(whole, "sample", section="seed", M=512)
-    recordings += [sample, whole]
-    assert pages.findings.fullest(section="seed").id == whole.id
-    recordings.insert(0, dataclasses.replace(whole, id="later"))
-    assert pages.findings.fullest(section="seed").id == "later"
-    with pytest.raises(LookupError, match="no shipped recording"):
-        pages.findings.fullest(section="seed", M=3)
 
 
 def test_tables_grow_with_the_recording(pages: ModuleType, recordings: list[Recording]) -> None:

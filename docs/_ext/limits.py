@@ -7,10 +7,11 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from evidence import Fact
-from findings import SPELLINGS, fullest, picked, seconds, spread
+from findings import SPELLINGS, seconds, spread
 
 from rmsnorm_ref import traffic
 from rmsnorm_ref.measure import recording
+from rmsnorm_ref.measure.choice import picked
 from rmsnorm_ref.measure.schema import FORWARD
 
 if TYPE_CHECKING:
@@ -21,13 +22,13 @@ if TYPE_CHECKING:
 
 def sm_count() -> Fact:
     """Return how many SMs the GPU of the seed's recording has."""
-    found = fullest(kind="kernel", section="seed")
+    _, found = picked(kind="kernel", section="seed")
     return Fact(str(found.provenance.sm_count), found.id)
 
 
 def datasheet() -> Fact:
     """Return the bandwidth that the vendor states for that GPU."""
-    found = fullest(kind="kernel", section="seed")
+    _, found = picked(kind="kernel", section="seed")
     stated = found.provenance.datasheet_bandwidth_bytes_per_s
     if stated is None:
         raise LookupError(f"{found.id} has no datasheet's bandwidth")

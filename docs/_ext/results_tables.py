@@ -10,7 +10,7 @@ is a table of `tables.py` or `tables_other.py`, its caption linked to the record
     :pass: forward
     :::
 
-is a figure of `rmsnorm_ref.measure.figures` on the fullest recording that has its rows.
+is a figure of `rmsnorm_ref.measure.figures`, on the recording that speaks for its rows.
 
     :::{tests}
     sweep::test_sweep
@@ -38,7 +38,7 @@ from sphinx import addnodes
 from sphinx.util.docutils import SphinxDirective
 from tables import Table
 
-from rmsnorm_ref.measure import figures
+from rmsnorm_ref.measure import choice, figures
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -145,7 +145,7 @@ class drawing(nodes.General, nodes.Element):  # noqa: N801  # docutils finds vis
 
 
 class DrawingDirective(_Directive):
-    """Draw one figure on the fullest recording that has its rows."""
+    """Draw one figure on the recording that speaks for its rows."""
 
     def build(self) -> list[nodes.Node]:
         """Write the image where Sphinx keeps images, and return a figure with a caption."""
@@ -154,7 +154,7 @@ class DrawingDirective(_Directive):
         equal = ROWS[name] | keywords
         if "dtype" not in equal:
             equal["dtype"] = "bfloat16"
-        rows, source = findings.picked(**equal)
+        rows, source = choice.picked(**equal)
         if len({(row.M, row.N) for row in rows}) < least:
             return []  # a curve of one point says less than nothing
         drawn = getattr(figures, name)(source, **keywords)

@@ -10,11 +10,11 @@ from collections import defaultdict
 from typing import TYPE_CHECKING, NamedTuple
 
 import findings
-from evidence import recordings
 from findings import TIMES, cell_name, seconds
 
 from rmsnorm_ref import traffic, tuning
-from rmsnorm_ref.measure import recording, style
+from rmsnorm_ref.measure import choice, recording, style
+from rmsnorm_ref.measure.choice import picked
 from rmsnorm_ref.measure.schema import BACKWARD, FORWARD
 
 if TYPE_CHECKING:
@@ -47,7 +47,7 @@ def label(contender: str) -> str:
 
 def prediction(pass_: str, dtype: str = "bfloat16") -> Table:
     """Set predicted against measured speed-up over both eager spellings, cell by cell."""
-    rows, source = findings.picked(kind="kernel", section="seed", pass_=pass_, dtype=dtype)
+    rows, source = picked(kind="kernel", section="seed", pass_=pass_, dtype=dtype)
     measured: dict[str, dict[str, float]] = defaultdict(dict)
     predicted: dict[str, dict[str, float]] = defaultdict(dict)
     for race in findings.races(rows):
@@ -87,7 +87,7 @@ def _predicted(row: Row, spelling: traffic.Spelling) -> float:
 
 def cells(pass_: str, section: str = "seed", dtype: str = "bfloat16") -> Table:
     """List time, bandwidth, share of the ceiling and the fastest peer of each cell."""
-    rows, source = findings.picked(kind="kernel", section=section, pass_=pass_, dtype=dtype)
+    rows, source = picked(kind="kernel", section=section, pass_=pass_, dtype=dtype)
     found = findings.races(rows)
     body = []
     flagged: set[str] = set()
@@ -114,7 +114,7 @@ def cells(pass_: str, section: str = "seed", dtype: str = "bfloat16") -> Table:
 
 def peers(pass_: str, section: str = "seed", dtype: str = "bfloat16") -> Table:
     """List every contender's time over ours, cell by cell."""
-    rows, source = findings.picked(kind="kernel", section=section, pass_=pass_, dtype=dtype)
+    rows, source = picked(kind="kernel", section=section, pass_=pass_, dtype=dtype)
     found = findings.races(rows)
     names = [name for name in style.LOOKS if any(race.other.contender == name for race in found)]
     ratios: dict[tuple[str, str], findings.Race] = {
@@ -143,7 +143,7 @@ def losses() -> Table:
     for section in ("seed", "narrow", "wide", "few", "sizes", "widths"):
         for pass_ in ("forward", "backward"):
             try:
-                rows, source = findings.picked(kind="kernel", section=section, pass_=pass_)
+                rows, source = picked(kind="kernel", section=section, pass_=pass_)
             except LookupError:
                 continue
             sources[source.id] = None
@@ -173,10 +173,9 @@ def scratch() -> Table:
     body = []
     seen: set[tuple[int, int]] = set()
     sources: dict[str, None] = {}
-    for found in recordings():
-        for row in recording.select(
-            found.rows, kind="kernel", contender="ours", pass_=BACKWARD, dtype="bfloat16"
-        ):
+    wanted = {"kind": "kernel", "contender": "ours", "pass_": BACKWARD, "dtype": "bfloat16"}
+    for found in choice.ranked(**wanted):
+        for row in recording.select(found.rows, **wanted):
             if (row.M, row.N) in seen or row.scratch_bytes is None or not row.obligatory_bytes:
                 continue
             seen.add((row.M, row.N))

@@ -13,6 +13,7 @@ from findings import TIMES, cell_name, seconds
 from tables import DASH, SHAPE, Table, label
 
 from rmsnorm_ref.measure import recording
+from rmsnorm_ref.measure.choice import picked
 from rmsnorm_ref.measure.schema import FORWARD
 
 if TYPE_CHECKING:
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
 
 def chain(contender: str, pass_: str) -> Table:
     """List the kernels of an eager chain: time, bytes, bandwidth; the largest cell recorded."""
-    rows, source = findings.picked(kind="eager_kernel", contender=contender, pass_=pass_)
+    rows, source = picked(kind="eager_kernel", contender=contender, pass_=pass_)
     largest = max(rows, key=lambda row: row.M * row.N)
     body = []
     for row in recording.select(rows, M=largest.M, N=largest.N, dtype=largest.dtype):
@@ -75,7 +76,7 @@ def explained() -> Table:
 
 def host() -> Table:
     """List the host's time per call by contender."""
-    rows, source = findings.picked(kind="host")
+    rows, source = picked(kind="host")
     kinds: tuple[tuple[str, bool], ...] = (
         (FORWARD, False), (FORWARD, True), ("forward+backward", True),
     )  # fmt: skip
@@ -101,7 +102,7 @@ def host() -> Table:
 
 def cold() -> Table:
     """List the time of one call after the L2 was overwritten."""
-    rows, source = findings.picked(kind="cold")
+    rows, source = picked(kind="cold")
     body = [
         (
             f"{row.pass_}, {cell_name(row)}",
@@ -116,7 +117,7 @@ def cold() -> Table:
 
 def counters() -> Table:
     """List DRAM bytes counted beside bytes modelled."""
-    rows, source = findings.picked(kind="counter")
+    rows, source = picked(kind="counter")
     body = []
     for row in rows:
         assert row.detail is not None

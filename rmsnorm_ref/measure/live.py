@@ -4,8 +4,8 @@
     figures.bandwidth_by_cell(shown.recording, live=shown.live)
 
 A live set is small, so that a page takes seconds; it is measured as `bench` measures, by the same
-functions. Without a GPU the shipped recording that has most of the section takes its place, and the
-newest of several that have as much: a fuller one is picked up as soon as it ships.
+functions. Without a GPU the shipped recording that `choice.py` picks for the section takes its
+place: a fuller or a newer one is drawn as soon as it ships.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import torch
 
 from rmsnorm_ref import interpreter
 
-from . import chain, kernel_rows, knobs, peers, provenance, recording, timing
+from . import chain, choice, kernel_rows, knobs, peers, provenance, timing
 from .cells import BF16, Cell
 from .recording import Recording
 from .schema import CellSection, Provenance
@@ -100,7 +100,7 @@ def measure(
 
 
 def recorded(section: Section) -> Recording:
-    """Return the shipped recording with the most cells of a section, the newest of equals.
+    """Return the shipped recording that speaks for a section, by the rule of `choice.py`.
 
     Raises:
         LookupError: none has any.
@@ -109,17 +109,7 @@ def recorded(section: Section) -> Recording:
         >>> {row.section for row in recorded("seed").rows} >= {"seed"}
         True
     """
-    found = [recording.load(name) for name in recording.shipped()]
-    best = max(found, key=lambda each: (_n_cells(each, section), each.provenance.date))
-    if not _n_cells(best, section):
-        raise LookupError(f"no shipped recording has rows of section {section!r}")
-    return best
-
-
-def _n_cells(found: Recording, section: Section) -> int:
-    """Count the shapes, passes and dtypes of a section."""
-    rows = recording.select(found.rows, section=section)
-    return len({(row.M, row.N, row.pass_, row.dtype) for row in rows})
+    return choice.picked(section=section)[1]
 
 
 def source(shown: Evidence) -> str:
