@@ -83,5 +83,5 @@ figures.curves(WIDTHS, worst, words, live.here(), line=("the bound", [1] * len(W
 shown = live.evidence("widths", [(2**25 // N, N) for N in (128, 4096, 16384, 65536)])
 print(live.source(shown))
 for pass_ in ("forward", "backward"):
-    figures.width_sweep(shown.recording, pass_=pass_, live=shown.live)
+    figures.width_sweep(shown, pass_=pass_)
 plt.show()

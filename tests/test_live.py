@@ -31,8 +31,8 @@ def test_without_a_gpu_rows_are_recorded() -> None:
     """Where nothing can be timed, evidence is the recording, and says so."""
     shown = live.evidence("seed", [(4096, 4096)])
     assert not shown.live
-    assert shown.recording == live.recorded("seed")
-    assert f"recording {shown.recording.id}, NVIDIA" in live.source(shown)
+    assert shown == live.recorded("seed")
+    assert f"recording {shown.id}, NVIDIA" in live.source(shown)
 
 
 @pytest.mark.parametrize(
@@ -75,10 +75,10 @@ def test_with_a_gpu_rows_are_measured(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(live, "Session", lambda *_, **__: session)
     shown = live.evidence("seed", [(8, 64)], FP32)
     assert shown.live
-    assert {row.contender for row in shown.recording.rows} == {"ours", "eager"}
-    assert shown.recording.provenance.gpu == facts["gpu"]
+    assert {row.contender for row in shown.rows} == {"ours", "eager"}
+    assert shown.provenance.gpu == facts["gpu"]
     assert "measured now" in live.source(shown)
-    assert recording.from_json(recording.to_json(shown.recording), "live") == shown.recording
+    assert recording.from_json(recording.to_json(shown), recording.LIVE) == shown
 
 
 def provenance_fields() -> set[str]:
