@@ -26,6 +26,12 @@ def sm_count() -> Fact:
     return Fact(str(found.provenance.sm_count), found.id)
 
 
+def per_sm(n_programs: int) -> int:
+    """Return how many programs so many for each SM of that GPU are."""
+    _, found = picked(kind="kernel", section="seed")
+    return n_programs * found.provenance.sm_count
+
+
 def datasheet() -> Fact:
     """Return the bandwidth that the vendor states for that GPU."""
     _, found = picked(kind="kernel", section="seed")
@@ -106,7 +112,7 @@ def _one(name: str, contender: str, pass_: str, M: int, N: int, dtype: str) -> R
 NAMES: dict[str, Any] = {
     function.__name__: function
     for function in (
-        sm_count, datasheet, ceilings, least_rows, stalls_at, trips, n_kernels, values, pinned,
-        pinned_warps,
+        sm_count, per_sm, datasheet, ceilings, least_rows, stalls_at, trips, n_kernels, values,
+        pinned, pinned_warps,
     )
 }  # fmt: skip
