@@ -169,37 +169,44 @@ def _config(num_warps: int, num_stages: int) -> str:
 
 
 def scratch() -> Table:
-    """List what the partial buffer adds to the backward of every recorded cell, by its own rows."""
-    body = []
-    seen: set[tuple[int, int]] = set()
-    sources: dict[str, None] = {}
+    """List what the partial buffer adds to the backward, by the recorded launches.
+
+    N cancels, so all widths of a number of rows that were launched alike are one line; and so are
+    all launches without a buffer.
+    """
     wanted = {"kind": "kernel", "contender": "ours", "pass_": BACKWARD, "dtype": "bfloat16"}
-    for found in choice.ranked(**wanted):
-        for row in recording.select(found.rows, **wanted):
-            if (row.M, row.N) in seen or row.scratch_bytes is None or not row.obligatory_bytes:
-                continue
-            seen.add((row.M, row.N))
-            sources[found.id] = None
-            body.append(
-                (
-                    row.M,
-                    row.N,
-                    (row.path or "").removesuffix("_backward").replace("_", " "),
-                    str(row.n_programs),
-                    f"{100 * row.scratch_bytes / row.obligatory_bytes:.1f} %",
-                    f"{100 * row.share_of_ceiling:.0f} %" if row.ceiling else "",
-                )
+    found: dict[tuple[int, int], Row] = {}
+    sources: dict[str, None] = {}
+    for each in choice.ranked(**wanted):
+        for row in recording.select(each.rows, **wanted):
+            if row.scratch_bytes is not None and (row.M, row.N) not in found:
+                found[row.M, row.N] = row
+                sources[each.id] = None
+    alike: dict[tuple[int, str, int], list[Row]] = defaultdict(list)
+    for (M, _), row in sorted(found.items()):
+        path = (row.path or "").removesuffix("_backward").replace("_", " ")
+        alike[(M, path, row.n_programs or 0) if row.scratch_bytes else (0, path, 0)].append(row)
+    body = []
+    for (_, path, n_programs), rows in alike.items():
+        buffer = max(row.scratch_bytes / row.obligatory_bytes for row in rows)  # type: ignore[operator]
+        shares = [100 * row.share_of_ceiling for row in rows if row.ceiling]
+        body.append(
+            (
+                findings.spread((row.M for row in rows), "{:.0f}"),
+                findings.spread((row.N for row in rows), "{:.0f}"),
+                path,
+                str(n_programs),
+                f"{100 * buffer:.1f} %",
+                f"{findings.spread(shares, '{:.0f}')} %" if shares else "",
             )
-    rows = [
-        (f"{M} {TIMES} {N}".replace(" ", findings.NO_BREAK), *rest) for M, N, *rest in sorted(body)
-    ]
+        )
     caption = "The partial buffer, written and read, over 3·M·N·e bytes (bfloat16)"
-    titles = (SHAPE, "kernel", "programs", "buffer / obligatory", "of ceiling")
-    return Table(caption, titles, rows, tuple(sources))
+    titles = ("M", "N", "kernel", "programs", "buffer / obligatory", "of ceiling")
+    return Table(caption, titles, body, tuple(sources))
 
 
 def _section(section: str) -> str:
-    return {"seed": "The seed's cells", "narrow": "Narrow rows", "wide": "Wide rows"}.get(
+    return {"seed": "The seed cells", "narrow": "Narrow rows", "wide": "Wide rows"}.get(
         section, {"few": "Few rows", "sizes": "Sizes", "widths": "Widths"}.get(section, section)
     )
 
