@@ -48,7 +48,7 @@ for name, autograd, formula in zip(
 # Run the kernels
 # ---------------
 #
-# Small shapes reach every kernel: widths that are no multiple of 8 have none for few rows, and where
+# Small shapes reach every kernel: a width that is no multiple of 8 has none for few rows, and where
 # kernels are interpreted fewer rows count as few. An element of dx may be small because larger
 # terms cancelled; it is then many of its own ulps away from the truth and still right, so its bound
 # is relative to the terms.
