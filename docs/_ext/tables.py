@@ -192,8 +192,8 @@ def scratch() -> Table:
         shares = [100 * row.share_of_ceiling for row in rows if row.ceiling]
         body.append(
             (
-                findings.spread((row.M for row in rows), "{:.0f}"),
-                findings.spread((row.N for row in rows), "{:.0f}"),
+                _span([row.M for row in rows]),
+                _span([row.N for row in rows]),
                 path,
                 str(n_programs),
                 f"{100 * buffer:.1f} %",
@@ -203,6 +203,11 @@ def scratch() -> Table:
     caption = "The partial buffer, written and read, over 3·M·N·e bytes (bfloat16)"
     titles = ("M", "N", "kernel", "programs", "buffer / obligatory", "of ceiling")
     return Table(caption, titles, body, tuple(sources))
+
+
+def _span(values: Sequence[int]) -> str:
+    low, high = min(values), max(values)
+    return str(low) if low == high else f"{low}{DASH}{high}"
 
 
 def _section(section: str) -> str:
