@@ -61,7 +61,7 @@ def calls(text: str) -> list[tuple[str, str, dict[str, str]]]:
     for match in re.finditer(
         r"^```\{(results|drawing)\} (\w+)\n((?::.*\n)*)```", text, re.MULTILINE
     ):
-        options = dict(line[1:].split(": ", 1) for line in match[3].splitlines())
+        options = dict(re.findall(r"^:(\w+): (.+)$", match[3], re.MULTILINE))
         found.append((match[1], match[2], options))
     return found
 
@@ -84,7 +84,8 @@ def test_tables_of_a_page_are_whole(pages: ModuleType, page: Path) -> None:
 
 def test_every_table_is_shown_somewhere(pages: ModuleType) -> None:
     """No table is left that no page asks for."""
-    shown = {name for page in PAGES for _, name, _ in calls(page.read_text())}
+    pages_ = [*PAGES, ROOT / "docs/howto/distributed.md"]
+    shown = {name for page in pages_ for _, name, _ in calls(page.read_text())}
     assert set(pages.TABLES) <= shown
 
 
@@ -155,6 +156,19 @@ def test_scratch_is_what_was_launched(pages: ModuleType) -> None:
     assert few[3:5] == ("0", "0.0 %")
     assert any(float(row[4].split()[0]) > 0 for row in rows)
     assert len({(row[0], *row[2:4]) for row in rows}) == len(rows)  # N cancels: no line twice
+
+
+def test_scaling_is_shown_once_it_is_recorded(
+    pages: ModuleType, recordings: list[Recording], tmp_path: Path
+) -> None:
+    """Without rows an optional table is left out; with rows it compares with one GPU alone."""
+    with pytest.raises(LookupError, match="no shipped recording"):
+        pages.tables_other.scaling()
+    recordings.append(fabricated())
+    assert pages.tables_other.scaling().rows[0][::2] == ("1", "100.0 %")
+    result = build(tmp_path, "```{results} host\n:optional:\n```\n")
+    assert result.returncode == 0, result.stderr
+    assert "Host time" in (tmp_path / "site/index.html").read_text()
 
 
 def test_faults_and_tests_are_those_of_the_suite(pages: ModuleType) -> None:

@@ -54,6 +54,7 @@ OPTIONS: dict[str, Callable[[str], Any]] = {
     "contender": directives.unchanged,
     "by": directives.unchanged,
     "least": directives.nonnegative_int,
+    "optional": directives.flag,
 }
 # Which rows each figure needs, to find the recording that has most of them.
 ROWS: dict[str, dict[str, str]] = {
@@ -99,11 +100,20 @@ class ResultsDirective(_Directive):
     """Draw one table of `TABLES`."""
 
     def build(self) -> list[nodes.Node]:
-        """Return the table."""
+        """Return the table; nothing where it is optional and nobody recorded its rows."""
+        keywords = self.keywords()
+        optional = "optional" in keywords
+        keywords.pop("optional", None)
         if self.arguments[0] == "faults":
             for path in proofs.TESTS.glob("mutants_*.txt"):
                 self.env.note_dependency(str(path))
-        return [table_node(TABLES[self.arguments[0]](**self.keywords()), self.env.docname)]
+        try:
+            table = TABLES[self.arguments[0]](**keywords)
+        except LookupError:
+            if optional:
+                return []
+            raise
+        return [table_node(table, self.env.docname)]
 
 
 def table_node(table: Table, docname: str) -> nodes.table:

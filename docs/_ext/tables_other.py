@@ -115,6 +115,22 @@ def cold() -> Table:
     return Table(caption, (f"pass, {SHAPE}", "kernel", "µs"), body, (source.id,))
 
 
+def scaling() -> Table:
+    """List the time of a call by how many GPUs work at once."""
+    rows, source = picked(kind="scaling")
+    first = rows[0]
+    times = {row.detail["n_gpus"]: seconds(row) for row in rows if row.detail}
+    body = [
+        (str(n_gpus), f"{1e6 * time_s:.1f}", f"{100 * times[min(times)] / time_s:.1f} %")
+        for n_gpus, time_s in sorted(times.items())
+    ]
+    caption = (
+        f"Both passes of {cell_name(first)} {first.dtype} on each of several GPUs at once: "
+        "a call on the slowest"
+    )
+    return Table(caption, ("GPUs", "µs", "one alone / slowest"), body, (source.id,))
+
+
 def counters() -> Table:
     """List DRAM bytes counted beside bytes modelled."""
     rows, source = picked(kind="counter")
@@ -149,5 +165,6 @@ def faults(by: str) -> Table:
 
 
 TABLES: dict[str, Callable[..., Table]] = {
-    function.__name__: function for function in (chain, explained, host, cold, counters, faults)
+    function.__name__: function
+    for function in (chain, explained, host, cold, scaling, counters, faults)
 }
