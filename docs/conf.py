@@ -30,7 +30,7 @@ if html_baseurl:
     tags.add("hosted")  # type: ignore[name-defined]  # noqa: F821  # Sphinx puts it here
 
 extensions = [
-    "accessible",  # docs/_ext, like the next eleven
+    "accessible",  # docs/_ext, like the next twelve
     "fresh",
     "facts",
     "claims",
@@ -42,6 +42,7 @@ extensions = [
     "plain_docstrings",
     "results_tables",
     "race",
+    "run_code",
     "myst_parser",
     "notfound.extension",
     "sphinx.ext.autodoc",

@@ -75,14 +75,14 @@ assert torch.equal(rmsnorm(x, w)[:3], rmsnorm(x[:3], w))
 shown = live.evidence("configs", [(1, 2048)])
 print(live.source(shown))
 for pass_ in ("forward", "backward"):
-    figures.config_cost(shown.recording, pass_=pass_, live=shown.live)
+    figures.config_cost(shown, pass_=pass_)
 plt.show()
 
 # %%
 # In numbers, the cost of taking the shipped config, and of the worst one that was tried:
 
 for pass_ in ("forward", "backward"):
-    rows = recording.select(shown.recording.rows, kind="config", pass_=pass_)
+    rows = recording.select(shown.rows, kind="config", pass_=pass_)
     for width in sorted({row.N for row in rows}):
         times = {row.config: row.time_s.p50 for row in rows if row.N == width and row.time_s}
         shipped = [r.config for r in rows if r.N == width and r.detail and r.detail["shipped"]]

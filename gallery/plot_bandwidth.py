@@ -38,7 +38,7 @@ assert backward.obligatory_bytes == x.nbytes + dy.nbytes + dx.nbytes
 # and the partial sums of dw, one row of N for each SM, whose share of the backward shrinks as 1/M.
 
 shown = live.evidence("seed", [(512, 2048), (4096, 4096), (4096, 8192)])
-n_sm = shown.recording.provenance.sm_count
+n_sm = shown.provenance.sm_count
 for rows in (1024, 4096, 16384):
     for name, found in (
         ("forward", traffic.forward(rows, N, DTYPE)),
@@ -69,8 +69,8 @@ print(f"forward: {4 * M * N / forward.obligatory_bytes:.0f} floating-point opera
 # takes a few microseconds and starting it is a good part of that.
 
 print(live.source(shown))
-figures.bandwidth_by_cell(shown.recording, pass_="forward", live=shown.live)
-figures.bandwidth_by_cell(shown.recording, pass_="backward", live=shown.live)
+figures.bandwidth_by_cell(shown, pass_="forward")
+figures.bandwidth_by_cell(shown, pass_="backward")
 plt.show()
 
 # %%
@@ -83,7 +83,7 @@ plt.show()
 # ends. Counters need a profiler's rights, so these are never taken live.
 
 counted = live.recorded("counters")
-print(live.source(live.Evidence(counted, live=False)))
+print(live.source(counted))
 for pass_ in ("forward", "backward"):
     if recording.select(counted.rows, kind="counter", pass_=pass_, dtype="bfloat16"):
         figures.counters(counted, pass_=pass_)

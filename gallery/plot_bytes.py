@@ -114,6 +114,6 @@ draw()
 
 shown = live.evidence("eager", [(4096, 4096)])
 print(live.source(shown))
-row = max(recording.select(shown.recording.rows, kind="eager_kernel"), key=lambda r: r.M * r.N)
-figures.eager_chain(shown.recording, M=row.M, N=row.N, dtype=row.dtype, live=shown.live)
+row = max(recording.select(shown.rows, kind="eager_kernel"), key=lambda r: r.M * r.N)
+figures.eager_chain(shown, M=row.M, N=row.N, dtype=row.dtype)
 plt.show()

@@ -47,7 +47,7 @@ def atomic_dw_kernel(dy_ptr, x_ptr, rstd_ptr, dw_ptr, rows: tl.constexpr, N: tl.
 # Ours, with any number of programs
 # ---------------------------------
 #
-# The launcher takes one program per SM. Here the two kernels behind it are launched by hand, in
+# The launcher takes a program or two per SM. Here the two kernels behind it are launched by hand, in
 # fp32, on terms of one sign, so that what is seen is the error of the sum.
 
 generator = torch.Generator().manual_seed(0)
@@ -114,7 +114,7 @@ figures.curves(PROGRAMS, units, words, live.here(), log_x=2)
 
 shown = live.evidence("ablations", [(4096, 2048)])
 for rows in (1024, 4096, 16384):
-    share = traffic.scratch_share(rows, N, torch.bfloat16, shown.recording.provenance.sm_count)
+    share = traffic.scratch_share(rows, N, torch.bfloat16, shown.provenance.sm_count)
     print(f"{rows:5} rows, one program per SM: the buffer adds {share:.1%} to the bytes in bf16")
-figures.ablation(shown.recording, live=shown.live)
+figures.ablation(shown)
 plt.show()

@@ -2,7 +2,8 @@
 
 The blocks that begin at the given lines run in order, as one session:
 
-- `python` runs in a namespace that the page's blocks share;
+- `python` runs in a namespace that the page's blocks share, and so does a `{run}` directive, whose
+  output the page shows when it is built;
 - `sh` runs in bash, which stops at the first command that fails;
 - a `code-block` with a caption is written to the file of that name, for later blocks to run;
 - `text` right after a block is what that block prints; "..." stands for anything.
@@ -54,6 +55,8 @@ def blocks(page: str) -> list[Block]:
             info, file = captioned[1], option.removeprefix(":caption: ").strip()
             if not option.startswith(":caption: "):
                 raise ValueError(f"line {line}: a code-block needs a caption, the file's name")
+        if info == "{run}":
+            info = "python"
         if info == "text" and found:
             found[-1] = found[-1]._replace(printed=body)
         elif info in CODE:

@@ -15,7 +15,7 @@ from fabricated import SEED, fabricated, kernel_row, slowed
 
 from rmsnorm_ref import tiling, traffic
 from rmsnorm_ref.measure import figures, style
-from rmsnorm_ref.measure.recording import Recording, from_json, select, to_json
+from rmsnorm_ref.measure.recording import LIVE, Recording, from_json, select, to_json
 from rmsnorm_ref.measure.schema import BACKWARD, FORWARD
 
 plt = pytest.importorskip("matplotlib.pyplot", reason="figures need matplotlib")
@@ -124,8 +124,9 @@ def test_values_lie_inside_their_axes(name: str, recording: Recording) -> None:
 @every_figure
 def test_the_image_says_where_its_numbers_come_from(name: str, recording: Recording) -> None:
     """GPU, versions, date, commit, and recorded or measured now are printed inside the image."""
-    for live, when in ((False, "recorded"), (True, "measured now")):
-        printed = " ".join(t.get_text() for t in texts(draw(name, recording, live=live)))
+    now = dataclasses.replace(recording, id=LIVE)
+    for shown, when in ((recording, "recorded"), (now, "measured now")):
+        printed = " ".join(t.get_text() for t in texts(draw(name, shown)))
         wanted = "NVIDIA H200, torch 2.11.0, triton 3.6.0, 2026-11-29, commit abc1234, "
         assert wanted + when in printed.replace("\n", " ")
 
@@ -275,10 +276,13 @@ def test_a_kernel_outside_the_model_is_named_as_such(recording: Recording) -> No
 
 def test_a_changed_or_unknown_commit_is_said(recording: Recording) -> None:
     """Numbers from files that no commit holds are printed as such."""
-    changed = dataclasses.replace(recording.provenance, clean=False)
-    unknown = dataclasses.replace(recording.provenance, commit=None)
-    assert "commit abc1234 with local changes, recorded" in style.note(changed, live=False)
-    assert "no commit, recorded" in style.note(unknown, live=False)
+
+    def note(**changes: Any) -> str:
+        facts = dataclasses.replace(recording.provenance, **changes)
+        return style.note(dataclasses.replace(recording, provenance=facts))
+
+    assert "commit abc1234 with local changes, recorded" in note(clean=False)
+    assert "no commit, recorded" in note(commit=None)
 
 
 def test_without_matplotlib_the_error_says_what_to_install(

@@ -1,10 +1,10 @@
-"""What a page shows: rows measured now where there is a GPU, else the fullest recording."""
+"""What a page shows: rows measured now where there is a GPU, else a recording."""
 
 from __future__ import annotations
 
 import dataclasses
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 import torch
@@ -12,51 +12,18 @@ from fabricated import fabricated
 from made_up_clock import made_up_session
 
 from rmsnorm_ref import rmsnorm
-from rmsnorm_ref.measure import chain, live, provenance, recording, timing
-from rmsnorm_ref.measure.recording import Recording, select
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
+from rmsnorm_ref.measure import chain, choice, live, provenance, recording, timing
+from rmsnorm_ref.measure.recording import select
 
 FP32 = torch.float32
 
 
-@pytest.fixture
-def shipped(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
-    """Return what puts made-up recordings in the place of those that ship."""
-
-    def ship(*found: Recording) -> None:
-        by_id = {each.id: each for each in found}
-        monkeypatch.setattr(recording, "shipped", lambda: list(by_id))
-        monkeypatch.setattr(recording, "load", by_id.__getitem__)
-
-    return ship
-
-
-def made_up(name: str, date: str, n_rows: int | None = None) -> Recording:
-    """Make a recording of a date with the first rows of section "seed", or all."""
-    whole = fabricated()
-    rows = tuple(select(whole.rows, section="seed", contender="ours"))[:n_rows]
-    return Recording(name, dataclasses.replace(whole.provenance, date=date), rows)
-
-
-def test_the_fullest_recording_is_shown(shipped: Callable[..., None]) -> None:
-    """A sample that was taken later does not take the place of a recording with every cell."""
-    shipped(made_up("whole", "2026-01-01"), made_up("sample", "2026-02-02", 3))
-    assert live.recorded("seed").id == "whole"
-
-
-def test_of_equally_full_recordings_the_newest_is_shown(shipped: Callable[..., None]) -> None:
-    """A new run of the same cells takes the old one's place by itself."""
-    shipped(made_up("new", "2026-02-02"), made_up("old", "2026-01-01"))
-    assert live.recorded("seed").id == "new"
-
-
-def test_a_section_that_nobody_recorded_is_named(shipped: Callable[..., None]) -> None:
+def test_a_section_that_nobody_recorded_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     """Without rows of a section the error says which."""
-    shipped(made_up("whole", "2026-01-01"))
-    with pytest.raises(LookupError, match="'wide'"):
-        live.recorded("wide")
+    monkeypatch.setattr(choice, "shipped", lambda: (fabricated(),))
+    assert live.recorded("seed") == fabricated()
+    with pytest.raises(LookupError, match="'cold'"):
+        live.recorded("cold")
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="with a GPU rows are measured")
@@ -64,8 +31,8 @@ def test_without_a_gpu_rows_are_recorded() -> None:
     """Where nothing can be timed, evidence is the recording, and says so."""
     shown = live.evidence("seed", [(4096, 4096)])
     assert not shown.live
-    assert shown.recording == live.recorded("seed")
-    assert f"recording {shown.recording.id}, NVIDIA" in live.source(shown)
+    assert shown == live.recorded("seed")
+    assert f"recording {shown.id}, NVIDIA" in live.source(shown)
 
 
 @pytest.mark.parametrize(
@@ -108,10 +75,10 @@ def test_with_a_gpu_rows_are_measured(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(live, "Session", lambda *_, **__: session)
     shown = live.evidence("seed", [(8, 64)], FP32)
     assert shown.live
-    assert {row.contender for row in shown.recording.rows} == {"ours", "eager"}
-    assert shown.recording.provenance.gpu == facts["gpu"]
+    assert {row.contender for row in shown.rows} == {"ours", "eager"}
+    assert shown.provenance.gpu == facts["gpu"]
     assert "measured now" in live.source(shown)
-    assert recording.from_json(recording.to_json(shown.recording), "live") == shown.recording
+    assert recording.from_json(recording.to_json(shown), recording.LIVE) == shown
 
 
 def provenance_fields() -> set[str]:

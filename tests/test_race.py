@@ -11,7 +11,7 @@ from browser import node
 from race_site import ROOT, data, site
 
 from rmsnorm_ref import traffic
-from rmsnorm_ref.measure import chain, recording
+from rmsnorm_ref.measure import chain, choice, recording
 
 __all__ = ["site"]  # the fixture
 STATIC = ROOT / "docs/_static"
@@ -132,13 +132,13 @@ def test_profiled_kernels_keep_their_shares(evaluated: list[dict[str, Any]]) -> 
 
 
 def profile(race: dict[str, Any], contender: str) -> list[float]:
-    """Return the shares of time of a chain's kernels in the newest profile of it."""
-    loaded = sorted((load(name) for name in recording.shipped()), key=lambda r: r.provenance.date)
-    for found in reversed(loaded):
-        rows = recording.select(
-            found.rows, kind="eager_kernel", contender=contender, pass_=race["pass"],
-            M=race["M"], N=race["N"], dtype=race["dtype"],
-        )  # fmt: skip
+    """Return the shares of time of a chain's kernels in the first profile of it."""
+    wanted = {
+        "kind": "eager_kernel", "contender": contender, "pass_": race["pass"],
+        "M": race["M"], "N": race["N"], "dtype": race["dtype"],
+    }  # fmt: skip
+    for found in choice.ranked(**wanted):
+        rows = recording.select(found.rows, **wanted)
         times: list[float] = []
         fill = 0.0  # a fill of memory belongs to the reduction that it precedes
         for row in rows:

@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from fabricated import fabricated, slowed
 
+from rmsnorm_ref.measure import choice
+
 if TYPE_CHECKING:
     from types import ModuleType
 
@@ -39,9 +41,9 @@ def pages(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
 @pytest.fixture
 def recordings(pages: ModuleType, monkeypatch: pytest.MonkeyPatch) -> list[Recording]:
     """Let the pages see a list of recordings that a test may fill, the newest first."""
+    assert pages
     shown: list[Recording] = []
-    for module in (pages.findings, pages.tables):
-        monkeypatch.setattr(module, "recordings", lambda: tuple(shown))
+    monkeypatch.setattr(choice, "shipped", lambda: tuple(shown))
     return shown
 
 
@@ -59,7 +61,7 @@ def calls(text: str) -> list[tuple[str, str, dict[str, str]]]:
     for match in re.finditer(
         r"^```\{(results|drawing)\} (\w+)\n((?::.*\n)*)```", text, re.MULTILINE
     ):
-        options = dict(line[1:].split(": ", 1) for line in match[3].splitlines())
+        options = dict(re.findall(r"^:(\w+): (.+)$", match[3], re.MULTILINE))
         found.append((match[1], match[2], options))
     return found
 
@@ -82,7 +84,8 @@ def test_tables_of_a_page_are_whole(pages: ModuleType, page: Path) -> None:
 
 def test_every_table_is_shown_somewhere(pages: ModuleType) -> None:
     """No table is left that no page asks for."""
-    shown = {name for page in PAGES for _, name, _ in calls(page.read_text())}
+    pages_ = [*PAGES, ROOT / "docs/howto/distributed.md"]
+    shown = {name for page in pages_ for _, name, _ in calls(page.read_text())}
     assert set(pages.TABLES) <= shown
 
 
@@ -99,20 +102,6 @@ def test_no_measured_number_is_typed_by_hand(page: Path) -> None:
     """Outside roles and code no page has a time, a bandwidth or a percentage."""
     text = re.sub(r"\{\w+\}`[^`]*`|```python.*?```", "", page.read_text(), flags=re.DOTALL)
     assert re.findall(r"\d[\d.]*\s?(?:µs|us\b|TB/s|GB/s|%)", text) == []
-
-
-def test_fuller_recording_wins_and_the_newer_of_equals(
-    pages: ModuleType, recordings: list[Recording]
-) -> None:
-    """A sample made later does not hide a whole run; a later whole run takes its place."""
-    whole = fabricated()
-    sample = without(whole, "sample", section="seed", M=512)
-    recordings += [sample, whole]
-    assert pages.findings.fullest(section="seed").id == whole.id
-    recordings.insert(0, dataclasses.replace(whole, id="later"))
-    assert pages.findings.fullest(section="seed").id == "later"
-    with pytest.raises(LookupError, match="no shipped recording"):
-        pages.findings.fullest(section="seed", M=3)
 
 
 def test_tables_grow_with_the_recording(pages: ModuleType, recordings: list[Recording]) -> None:
@@ -163,10 +152,23 @@ def test_a_loss_is_more_than_the_noise(pages: ModuleType, recordings: list[Recor
 def test_scratch_is_what_was_launched(pages: ModuleType) -> None:
     """The shares that D3 shows are those of the recorded launches, and few rows have none."""
     rows = pages.tables.scratch().rows
-    few = [row for row in rows if row[1] == "few rows"]
-    assert few
-    assert all(row[2:4] == ("0", "0.0 %") for row in few)
-    assert any(float(row[3].split()[0]) > 0 for row in rows)
+    (few,) = [row for row in rows if row[2] == "few rows"]
+    assert few[3:5] == ("0", "0.0 %")
+    assert any(float(row[4].split()[0]) > 0 for row in rows)
+    assert len({(row[0], *row[2:4]) for row in rows}) == len(rows)  # N cancels: no line twice
+
+
+def test_scaling_is_shown_once_it_is_recorded(
+    pages: ModuleType, recordings: list[Recording], tmp_path: Path
+) -> None:
+    """Without rows an optional table is left out; with rows it compares with one GPU alone."""
+    with pytest.raises(LookupError, match="no shipped recording"):
+        pages.tables_other.scaling()
+    recordings.append(fabricated())
+    assert pages.tables_other.scaling().rows[0][::2] == ("1", "100.0 %")
+    result = build(tmp_path, "```{results} host\n:optional:\n```\n")
+    assert result.returncode == 0, result.stderr
+    assert "Host time" in (tmp_path / "site/index.html").read_text()
 
 
 def test_faults_and_tests_are_those_of_the_suite(pages: ModuleType) -> None:

@@ -16,12 +16,12 @@ from typing import TYPE_CHECKING, Any
 
 import yaml  # type: ignore[import-untyped]  # myst-parser needs it anyway; it ships no types
 from docutils import nodes
-from evidence import newest
 from sphinx import addnodes
 from sphinx.transforms.post_transforms import SphinxPostTransform
 from sphinx.util.docutils import SphinxDirective
 
 from rmsnorm_ref import __version__
+from rmsnorm_ref.measure import choice
 from rmsnorm_ref.review.rules import RULES
 
 if TYPE_CHECKING:
@@ -181,7 +181,7 @@ def reading_order(env: BuildEnvironment) -> list[str]:
 class CitationDirective(SphinxDirective):
     """Spell the recommended citation of one place: `{citation} d3 design/d3 [section]`.
 
-    With a section of the recordings, the newest one that has it is cited too.
+    With a section of the recordings, the one that speaks for it is cited too.
     """
 
     required_arguments = 2
@@ -192,7 +192,7 @@ class CitationDirective(SphinxDirective):
         name, page, *sections = self.arguments
         address = f"{self.config.citation_base}{page}.html#{name}"
         parts = [f"rmsnorm_ref {__version__}", name, address]
-        parts += [f"recording {newest(section=each).id}" for each in sections]
+        parts += [f"recording {choice.picked(section=each)[1].id}" for each in sections]
         return [_block(", ".join(parts), "text")]
 
 

@@ -3,20 +3,23 @@
 The `fact` role evaluates an expression over the names of `NAMESPACE`. A function here returns a
 `Fact`: a text, and the recording it was read from, so that a page can link a number to its
 evidence. Nothing is typed in by hand, and a number whose cell was not recorded stops the build.
+Which of several recordings a number is read from, `rmsnorm_ref.measure.choice` decides.
 """
 
 from __future__ import annotations
 
-import functools
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
 import rmsnorm_ref
 from rmsnorm_ref import check, oracle, tiling, traffic, tuning
-from rmsnorm_ref.measure import recording
+from rmsnorm_ref.measure import choice, recording
+from rmsnorm_ref.measure.cells import CELL_SECTIONS
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from rmsnorm_ref.measure.recording import Recording, Row
 
 
@@ -27,68 +30,62 @@ class Fact(NamedTuple):
     recording: str
 
 
-@functools.cache
-def recordings() -> tuple[Recording, ...]:
-    """Return all shipped recordings, the newest first."""
-    loaded = [recording.load(name) for name in recording.shipped()]
-    return tuple(sorted(loaded, key=lambda found: found.provenance.date, reverse=True))
-
-
-def newest(**equal: Any) -> Recording:
-    """Return the newest recording that has a row with these fields, say section="seed"."""
-    for found in recordings():
-        if recording.select(found.rows, **equal):
-            return found
-    raise LookupError(f"no shipped recording has a row with {equal}")
-
-
 def one(**equal: Any) -> tuple[Row, str]:
-    """Return the row with these fields from the newest recording that has one, and its id."""
-    found = newest(**equal)
-    return recording.select(found.rows, **equal)[0], found.id
+    """Return the first row with these fields and the id of its recording."""
+    rows, source = choice.picked(**equal)
+    return rows[0], source.id
 
 
-def cell(contender: str, pass_: str, M: int, N: int, dtype: str = "bfloat16") -> tuple[Row, str]:
-    """Return the kernel row of one cell."""
-    return one(kind="kernel", contender=contender, pass_=pass_, M=M, N=N, dtype=dtype)
+def cell(
+    contenders: Sequence[str], pass_: str, M: int, N: int, dtype: str
+) -> tuple[list[Row], Recording]:
+    """Return one cell's kernel rows, and their recording: the one whose table has the cell.
+
+    A cell may be in several sections. The seed's comes first, so prose and tables agree.
+
+    Raises:
+        LookupError: no section of a recording has all of these contenders there.
+    """
+    run = {"kind": "kernel", "pass_": pass_, "dtype": dtype}
+    places = [(name, each) for name in CELL_SECTIONS for each in choice.ranked(section=name, **run)]
+    for section, each in sorted(places, key=lambda place: recording.stale(place[1])):
+        found = recording.select(each.rows, section=section, M=M, N=N, **run)
+        rows: dict[str, Row] = {row.contender: row for row in found}
+        if rows.keys() >= set(contenders):
+            return [rows[name] for name in contenders], each
+    raise LookupError(f"no shipped recording has {contenders} at {M} x {N} {dtype} {pass_}")
 
 
 def us(contender: str, pass_: str, M: int, N: int, dtype: str = "bfloat16") -> Fact:
     """Return the median kernel time in microseconds, three digits."""
-    row, source = cell(contender, pass_, M, N, dtype)
+    (row,), source = cell([contender], pass_, M, N, dtype)
     assert row.time_s is not None
-    return Fact(f"{row.time_s.p50 * 1e6:.3g} µs", source)
+    return Fact(f"{row.time_s.p50 * 1e6:.3g} µs", source.id)
 
 
 def share(contender: str, pass_: str, M: int, N: int, dtype: str = "bfloat16") -> Fact:
     """Return the share of the ceiling that a cell reaches, in whole per cent."""
-    row, source = cell(contender, pass_, M, N, dtype)
+    (row,), source = cell([contender], pass_, M, N, dtype)
     assert row.time_s is not None
     assert row.ceiling is not None
-    return Fact(f"{100 * row.ceiling.time_s / row.time_s.p50:.0f} %", source)
+    return Fact(f"{100 * row.ceiling.time_s / row.time_s.p50:.0f} %", source.id)
 
 
 def bandwidth(contender: str, pass_: str, M: int, N: int, dtype: str = "bfloat16") -> Fact:
     """Return the effective bandwidth of a cell in TB/s."""
-    row, source = cell(contender, pass_, M, N, dtype)
+    (row,), source = cell([contender], pass_, M, N, dtype)
     assert row.time_s is not None
     assert row.obligatory_bytes is not None
     per_s = traffic.effective_bandwidth(row.obligatory_bytes, row.time_s.p50)
-    return Fact(f"{per_s / 1e12:.2f} TB/s", source)
+    return Fact(f"{per_s / 1e12:.2f} TB/s", source.id)
 
 
 def speedup(other: str, pass_: str, M: int, N: int, dtype: str = "bfloat16") -> Fact:
     """Return how many times as long as ours another contender takes."""
-    ours, source = cell("ours", pass_, M, N, dtype)
-    theirs = recording.select(
-        recording.load(source).rows,
-        kind="kernel", contender=other, pass_=pass_, M=M, N=N, dtype=dtype,
-    )  # fmt: skip
-    if not theirs:
-        raise LookupError(f"{source} has no row of {other} for {pass_} {M} x {N} {dtype}")
+    (ours, theirs), source = cell(["ours", other], pass_, M, N, dtype)
     assert ours.time_s is not None
-    assert theirs[0].time_s is not None
-    return Fact(f"{theirs[0].time_s.p50 / ours.time_s.p50:.2f}", source)
+    assert theirs.time_s is not None
+    return Fact(f"{theirs.time_s.p50 / ours.time_s.p50:.2f}", source.id)
 
 
 def n(value: float, digits: int = 3) -> str:
@@ -103,10 +100,10 @@ def percent(value: float) -> str:
     return f"{100 * value:.0f} %"
 
 
-def gpu(**equal: Any) -> Fact:
-    """Return the GPU of the newest recording that has a row with these fields."""
-    found = newest(**equal)
-    return Fact(found.provenance.gpu, found.id)
+def gpu(contender: str, pass_: str, M: int, N: int, dtype: str = "bfloat16") -> Fact:
+    """Return the GPU that a cell was measured on."""
+    _, source = cell([contender], pass_, M, N, dtype)
+    return Fact(source.provenance.gpu, source.id)
 
 
 # What an expression may use: the functions above, the package's two models and its constants.
@@ -118,7 +115,6 @@ NAMESPACE: dict[str, Any] = {
     "n": n,
     "percent": percent,
     "one": one,
-    "newest": newest,
     "Fact": Fact,
     "traffic": traffic,
     "tiling": tiling,

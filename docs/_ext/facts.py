@@ -11,9 +11,11 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from docutils import nodes
-from evidence import NAMESPACE, Fact, recordings
+from evidence import NAMESPACE, Fact
 from sphinx.util import logging
 from sphinx.util.docutils import SphinxRole
+
+from rmsnorm_ref.measure import choice
 
 if TYPE_CHECKING:
     from sphinx.application import Sphinx
@@ -52,11 +54,11 @@ class FactRole(SphinxRole):
         return [self.inliner.problematic(self.rawtext, self.rawtext, message)], [message]
 
 
-def origin(recording: str) -> str:
+def origin(name: str) -> str:
     """Say in a few words what a recording was made on."""
-    facts = next(each.provenance for each in recordings() if each.id == recording)
+    facts = next(each.provenance for each in choice.shipped() if each.id == name)
     commit = f", commit {facts.commit[:7]}" if facts.commit else ""
-    return f"{recording}: {facts.gpu}, {facts.date[:10]}{commit}"
+    return f"{name}: {facts.gpu}, {facts.date[:10]}{commit}"
 
 
 def link_facts(app: Sphinx, doctree: nodes.document, page: str) -> None:

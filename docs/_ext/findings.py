@@ -1,8 +1,7 @@
 """More facts for prose: spans over the cells of a section, and what explains a speed-up.
 
-`evidence.py` has single cells; here are the functions over many. Each finds the fullest recording
-of its rows, the newest of several, so a longer run takes over by itself. `results_tables.py` adds
-`NAMES` to what the `fact` role may use.
+`evidence.py` has single cells; here are the functions over many. `results_tables.py` adds `NAMES`
+to what the `fact` role may use.
 """
 
 from __future__ import annotations
@@ -10,42 +9,21 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
-from evidence import Fact, percent, recordings
+from evidence import Fact, percent
 
 from rmsnorm_ref import traffic
-from rmsnorm_ref.measure import explanation, recording
+from rmsnorm_ref.measure import choice, explanation, recording
+from rmsnorm_ref.measure.choice import picked
 from rmsnorm_ref.measure.schema import BACKWARD, FORWARD
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
-    from rmsnorm_ref.measure.recording import Recording, Row
+    from rmsnorm_ref.measure.recording import Row
 
 TIMES = "\u00d7"  # the multiplication sign
 NO_BREAK = "\u00a0"
 SPELLINGS: dict[str, traffic.Spelling] = {"eager": "seed", "eager_fp32": "fp32"}
-
-
-def fullest(**equal: Any) -> Recording:
-    """Return the recording with the most cells among rows with these fields, the newest of equals.
-
-    Raises:
-        LookupError: no shipped recording has such a row.
-    """
-    n_cells = {
-        found.id: len({_cell(row) for row in recording.select(found.rows, **equal)})
-        for found in recordings()
-    }
-    best = max(recordings(), key=lambda found: n_cells[found.id], default=None)
-    if best is None or n_cells[best.id] == 0:
-        raise LookupError(f"no shipped recording has a row with {equal}")
-    return best
-
-
-def picked(**equal: Any) -> tuple[list[Row], Recording]:
-    """Return the rows with these fields from their fullest recording, and that recording."""
-    found = fullest(**equal)
-    return recording.select(found.rows, **equal), found
 
 
 def seconds(row: Row) -> float:
@@ -217,7 +195,7 @@ def host_us(contender: str, pass_: str = FORWARD, *, gradients: bool = False) ->
 def explanations() -> list[tuple[Row, explanation.Explanation, tuple[str, str]]]:
     """Explain every eager chain that was profiled: its first kernel's row, how, and its sources.
 
-    The fused time comes from the same recording, or from the newest that has the cell.
+    The fused time comes from the same recording, or from the one that speaks for the cell.
     """
     rows, source = picked(kind="eager_kernel")
     found = []
@@ -228,7 +206,7 @@ def explanations() -> list[tuple[Row, explanation.Explanation, tuple[str, str]]]
             "kind": "kernel", "contender": "ours", "pass_": first.pass_,
             "M": first.M, "N": first.N, "dtype": first.dtype,
         }  # fmt: skip
-        for candidate in (source, *recordings()):
+        for candidate in (source, *choice.ranked(**cell)):
             fused = recording.select(candidate.rows, **cell)
             if fused:
                 chain = recording.select(candidate.rows, **(cell | {"contender": first.contender}))

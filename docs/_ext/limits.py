@@ -7,10 +7,11 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from evidence import Fact
-from findings import SPELLINGS, fullest, picked, seconds, spread
+from findings import SPELLINGS, seconds, spread
 
 from rmsnorm_ref import traffic
 from rmsnorm_ref.measure import recording
+from rmsnorm_ref.measure.choice import picked
 from rmsnorm_ref.measure.schema import FORWARD
 
 if TYPE_CHECKING:
@@ -21,13 +22,19 @@ if TYPE_CHECKING:
 
 def sm_count() -> Fact:
     """Return how many SMs the GPU of the seed's recording has."""
-    found = fullest(kind="kernel", section="seed")
+    _, found = picked(kind="kernel", section="seed")
     return Fact(str(found.provenance.sm_count), found.id)
+
+
+def per_sm(n_programs: int) -> int:
+    """Return how many programs so many for each SM of that GPU are."""
+    _, found = picked(kind="kernel", section="seed")
+    return n_programs * found.provenance.sm_count
 
 
 def datasheet() -> Fact:
     """Return the bandwidth that the vendor states for that GPU."""
-    found = fullest(kind="kernel", section="seed")
+    _, found = picked(kind="kernel", section="seed")
     stated = found.provenance.datasheet_bandwidth_bytes_per_s
     if stated is None:
         raise LookupError(f"{found.id} has no datasheet's bandwidth")
@@ -105,7 +112,7 @@ def _one(name: str, contender: str, pass_: str, M: int, N: int, dtype: str) -> R
 NAMES: dict[str, Any] = {
     function.__name__: function
     for function in (
-        sm_count, datasheet, ceilings, least_rows, stalls_at, trips, n_kernels, values, pinned,
-        pinned_warps,
+        sm_count, per_sm, datasheet, ceilings, least_rows, stalls_at, trips, n_kernels, values,
+        pinned, pinned_warps,
     )
 }  # fmt: skip

@@ -9,12 +9,32 @@ from typing import Any
 from docutils import nodes
 from docutils.utils.math.latex2mathml import tex2mathml
 from sphinx.application import Sphinx
+from sphinx.transforms.post_transforms import SphinxPostTransform
 from sphinx.writers.html5 import HTML5Translator
+
+MARKS = {".", ",", ":", ";", ")"}
+
+
+class JoinMarks(SphinxPostTransform):
+    """Give a formula the comma or full stop behind it, which else may begin the next line."""
+
+    default_priority = 700
+
+    def run(self, **_: Any) -> None:
+        """Move the marks."""
+        for node in list(self.document.findall(nodes.math)):
+            after = node.next_node(descend=False, siblings=True)
+            if isinstance(after, nodes.Text) and after[:1] in MARKS:
+                node["mark"] = after[0]
+                after.parent.replace(after, nodes.Text(after[1:]))
 
 
 def visit_math(translator: HTML5Translator, node: nodes.math) -> None:
-    """Write an inline formula."""
-    translator.body.append(tex2mathml(node.astext()))
+    """Write an inline formula, with the mark that follows it."""
+    formula = tex2mathml(node.astext())
+    if "mark" in node:
+        formula = f'<span class="joined">{formula}{node["mark"]}</span>'
+    translator.body.append(formula)
     raise nodes.SkipNode
 
 
@@ -33,5 +53,6 @@ def visit_display_math(translator: HTML5Translator, node: nodes.math_block) -> N
 
 def setup(app: Sphinx) -> dict[str, Any]:
     """Register the renderer under the name that `html_math_renderer` in conf.py picks."""
+    app.add_post_transform(JoinMarks)
     app.add_html_math_renderer("mathml", (visit_math, None), (visit_display_math, None))
     return {"version": "1", "parallel_read_safe": True, "parallel_write_safe": True}

@@ -1,7 +1,8 @@
 """What the race shows: three chains of kernels at every recorded cell, their bytes and times.
 
-Bytes and order come from `traffic.py`. Times come from the newest recordings: a lane's total from
-the cell's kernel rows, and its split among the eager kernels from a profile, where one is shipped.
+Bytes and order come from `traffic.py`, times from the recordings that `choice.py` puts first. A
+lane's total is that of the cell's kernel rows, and its split among the eager kernels that of a
+profile, where one is shipped.
 """
 
 from __future__ import annotations
@@ -11,10 +12,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import torch
-from evidence import recordings
 
 from rmsnorm_ref import traffic
-from rmsnorm_ref.measure import recording
+from rmsnorm_ref.measure import choice, recording
 from rmsnorm_ref.measure.schema import FORWARD
 
 if TYPE_CHECKING:
@@ -93,7 +93,7 @@ class Race:
 def races() -> list[Race]:
     """Return both passes of every cell of the seed's grid in which all three lanes are recorded."""
     found: dict[tuple[int, int, str], list[Race]] = {}
-    for each in recordings():
+    for each in choice.ranked(kind="kernel", section="seed"):
         rows = recording.select(each.rows, kind="kernel", section="seed")
         for cell in {(row.M, row.N, row.dtype) for row in rows} - found.keys():
             M, N, dtype = cell
@@ -165,11 +165,12 @@ def _profiled(row: Row, names: list[str]) -> tuple[tuple[float, ...], str | None
     A launch that the model lacks, such as the fill before a large reduction, counts as part of the
     kernel it precedes.
     """
-    for each in recordings():
-        profile = recording.select(
-            each.rows, kind="eager_kernel", contender=row.contender, pass_=row.pass_,
-            M=row.M, N=row.N, dtype=row.dtype,
-        )  # fmt: skip
+    wanted = {
+        "kind": "eager_kernel", "contender": row.contender, "pass_": row.pass_,
+        "M": row.M, "N": row.N, "dtype": row.dtype,
+    }  # fmt: skip
+    for each in choice.ranked(**wanted):
+        profile = recording.select(each.rows, **wanted)
         seconds = dict.fromkeys(names, 0.0)
         waiting = 0.0
         for launch in profile:

@@ -9,11 +9,10 @@ from typing import TYPE_CHECKING, Any
 
 from blocks import definitions, table, text_or_code
 from docutils import nodes
-from evidence import recordings
 from sphinx import addnodes
 from sphinx.util.docutils import SphinxDirective
 
-from rmsnorm_ref.measure import recording, schema
+from rmsnorm_ref.measure import choice, recording, schema
 from rmsnorm_ref.measure.recording import Recording, stale
 
 if TYPE_CHECKING:
@@ -28,7 +27,7 @@ class RecordingsDirective(SphinxDirective):
     def run(self) -> list[nodes.Node]:
         """Return a section per recording, whose id the `fact` role links to."""
         found: list[nodes.Node] = []
-        for each in recordings():
+        for each in choice.shipped():
             label = f"recording-{each.id}"
             section = nodes.section(ids=[label])
             section += nodes.title("", each.id)
@@ -120,7 +119,7 @@ class RecordedDataDirective(SphinxDirective):
     def run(self) -> list[nodes.Node]:
         """Return a bullet per recording."""
         items = nodes.bullet_list()
-        for each in recordings():
+        for each in choice.shipped():
             if each.provenance.rmsnorm_ref != self.arguments[0]:
                 continue
             sections = ", ".join(dict.fromkeys(row.section for row in each.rows))

@@ -10,7 +10,7 @@ is a table of `tables.py` or `tables_other.py`, its caption linked to the record
     :pass: forward
     :::
 
-is a figure of `rmsnorm_ref.measure.figures` on the fullest recording that has its rows.
+is a figure of `rmsnorm_ref.measure.figures`, on the recording that speaks for its rows.
 
     :::{tests}
     sweep::test_sweep
@@ -38,7 +38,7 @@ from sphinx import addnodes
 from sphinx.util.docutils import SphinxDirective
 from tables import Table
 
-from rmsnorm_ref.measure import figures
+from rmsnorm_ref.measure import choice, figures
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -54,6 +54,7 @@ OPTIONS: dict[str, Callable[[str], Any]] = {
     "contender": directives.unchanged,
     "by": directives.unchanged,
     "least": directives.nonnegative_int,
+    "optional": directives.flag,
 }
 # Which rows each figure needs, to find the recording that has most of them.
 ROWS: dict[str, dict[str, str]] = {
@@ -99,11 +100,20 @@ class ResultsDirective(_Directive):
     """Draw one table of `TABLES`."""
 
     def build(self) -> list[nodes.Node]:
-        """Return the table."""
+        """Return the table; nothing where it is optional and nobody recorded its rows."""
+        keywords = self.keywords()
+        optional = "optional" in keywords
+        keywords.pop("optional", None)
         if self.arguments[0] == "faults":
             for path in proofs.TESTS.glob("mutants_*.txt"):
                 self.env.note_dependency(str(path))
-        return [table_node(TABLES[self.arguments[0]](**self.keywords()), self.env.docname)]
+        try:
+            table = TABLES[self.arguments[0]](**keywords)
+        except LookupError:
+            if optional:
+                return []
+            raise
+        return [table_node(table, self.env.docname)]
 
 
 def table_node(table: Table, docname: str) -> nodes.table:
@@ -145,7 +155,7 @@ class drawing(nodes.General, nodes.Element):  # noqa: N801  # docutils finds vis
 
 
 class DrawingDirective(_Directive):
-    """Draw one figure on the fullest recording that has its rows."""
+    """Draw one figure on the recording that speaks for its rows."""
 
     def build(self) -> list[nodes.Node]:
         """Write the image where Sphinx keeps images, and return a figure with a caption."""
@@ -154,7 +164,7 @@ class DrawingDirective(_Directive):
         equal = ROWS[name] | keywords
         if "dtype" not in equal:
             equal["dtype"] = "bfloat16"
-        rows, source = findings.picked(**equal)
+        rows, source = choice.picked(**equal)
         if len({(row.M, row.N) for row in rows}) < least:
             return []  # a curve of one point says less than nothing
         drawn = getattr(figures, name)(source, **keywords)

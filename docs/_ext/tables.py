@@ -10,11 +10,11 @@ from collections import defaultdict
 from typing import TYPE_CHECKING, NamedTuple
 
 import findings
-from evidence import recordings
 from findings import TIMES, cell_name, seconds
 
 from rmsnorm_ref import traffic, tuning
-from rmsnorm_ref.measure import recording, style
+from rmsnorm_ref.measure import choice, recording, style
+from rmsnorm_ref.measure.choice import picked
 from rmsnorm_ref.measure.schema import BACKWARD, FORWARD
 
 if TYPE_CHECKING:
@@ -47,7 +47,7 @@ def label(contender: str) -> str:
 
 def prediction(pass_: str, dtype: str = "bfloat16") -> Table:
     """Set predicted against measured speed-up over both eager spellings, cell by cell."""
-    rows, source = findings.picked(kind="kernel", section="seed", pass_=pass_, dtype=dtype)
+    rows, source = picked(kind="kernel", section="seed", pass_=pass_, dtype=dtype)
     measured: dict[str, dict[str, float]] = defaultdict(dict)
     predicted: dict[str, dict[str, float]] = defaultdict(dict)
     for race in findings.races(rows):
@@ -87,7 +87,7 @@ def _predicted(row: Row, spelling: traffic.Spelling) -> float:
 
 def cells(pass_: str, section: str = "seed", dtype: str = "bfloat16") -> Table:
     """List time, bandwidth, share of the ceiling and the fastest peer of each cell."""
-    rows, source = findings.picked(kind="kernel", section=section, pass_=pass_, dtype=dtype)
+    rows, source = picked(kind="kernel", section=section, pass_=pass_, dtype=dtype)
     found = findings.races(rows)
     body = []
     flagged: set[str] = set()
@@ -114,7 +114,7 @@ def cells(pass_: str, section: str = "seed", dtype: str = "bfloat16") -> Table:
 
 def peers(pass_: str, section: str = "seed", dtype: str = "bfloat16") -> Table:
     """List every contender's time over ours, cell by cell."""
-    rows, source = findings.picked(kind="kernel", section=section, pass_=pass_, dtype=dtype)
+    rows, source = picked(kind="kernel", section=section, pass_=pass_, dtype=dtype)
     found = findings.races(rows)
     names = [name for name in style.LOOKS if any(race.other.contender == name for race in found)]
     ratios: dict[tuple[str, str], findings.Race] = {
@@ -143,7 +143,7 @@ def losses() -> Table:
     for section in ("seed", "narrow", "wide", "few", "sizes", "widths"):
         for pass_ in ("forward", "backward"):
             try:
-                rows, source = findings.picked(kind="kernel", section=section, pass_=pass_)
+                rows, source = picked(kind="kernel", section=section, pass_=pass_)
             except LookupError:
                 continue
             sources[source.id] = None
@@ -169,38 +169,49 @@ def _config(num_warps: int, num_stages: int) -> str:
 
 
 def scratch() -> Table:
-    """List what the partial buffer adds to the backward of every recorded cell, by its own rows."""
-    body = []
-    seen: set[tuple[int, int]] = set()
+    """List what the partial buffer adds to the backward, by the recorded launches.
+
+    N cancels, so all widths of a number of rows that were launched alike are one line; and so are
+    all launches without a buffer.
+    """
+    wanted = {"kind": "kernel", "contender": "ours", "pass_": BACKWARD, "dtype": "bfloat16"}
+    found: dict[tuple[int, int], Row] = {}
     sources: dict[str, None] = {}
-    for found in recordings():
-        for row in recording.select(
-            found.rows, kind="kernel", contender="ours", pass_=BACKWARD, dtype="bfloat16"
-        ):
-            if (row.M, row.N) in seen or row.scratch_bytes is None or not row.obligatory_bytes:
-                continue
-            seen.add((row.M, row.N))
-            sources[found.id] = None
-            body.append(
-                (
-                    row.M,
-                    row.N,
-                    (row.path or "").removesuffix("_backward").replace("_", " "),
-                    str(row.n_programs),
-                    f"{100 * row.scratch_bytes / row.obligatory_bytes:.1f} %",
-                    f"{100 * row.share_of_ceiling:.0f} %" if row.ceiling else "",
-                )
+    for each in choice.ranked(**wanted):
+        for row in recording.select(each.rows, **wanted):
+            if row.scratch_bytes is not None and (row.M, row.N) not in found:
+                found[row.M, row.N] = row
+                sources[each.id] = None
+    alike: dict[tuple[int, str, int], list[Row]] = defaultdict(list)
+    for (M, _), row in sorted(found.items()):
+        path = (row.path or "").removesuffix("_backward").replace("_", " ")
+        alike[(M, path, row.n_programs or 0) if row.scratch_bytes else (0, path, 0)].append(row)
+    body = []
+    for (_, path, n_programs), rows in alike.items():
+        buffer = max(row.scratch_bytes / row.obligatory_bytes for row in rows)  # type: ignore[operator]
+        shares = [100 * row.share_of_ceiling for row in rows if row.ceiling]
+        body.append(
+            (
+                _span([row.M for row in rows]),
+                _span([row.N for row in rows]),
+                path,
+                str(n_programs),
+                f"{100 * buffer:.1f} %",
+                f"{findings.spread(shares, '{:.0f}')} %" if shares else "",
             )
-    rows = [
-        (f"{M} {TIMES} {N}".replace(" ", findings.NO_BREAK), *rest) for M, N, *rest in sorted(body)
-    ]
+        )
     caption = "The partial buffer, written and read, over 3·M·N·e bytes (bfloat16)"
-    titles = (SHAPE, "kernel", "programs", "buffer / obligatory", "of ceiling")
-    return Table(caption, titles, rows, tuple(sources))
+    titles = ("M", "N", "kernel", "programs", "buffer / obligatory", "of ceiling")
+    return Table(caption, titles, body, tuple(sources))
+
+
+def _span(values: Sequence[int]) -> str:
+    low, high = min(values), max(values)
+    return str(low) if low == high else f"{low}{DASH}{high}"
 
 
 def _section(section: str) -> str:
-    return {"seed": "The seed's cells", "narrow": "Narrow rows", "wide": "Wide rows"}.get(
+    return {"seed": "The seed cells", "narrow": "Narrow rows", "wide": "Wide rows"}.get(
         section, {"few": "Few rows", "sizes": "Sizes", "widths": "Widths"}.get(section, section)
     )
 

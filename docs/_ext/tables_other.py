@@ -13,6 +13,7 @@ from findings import TIMES, cell_name, seconds
 from tables import DASH, SHAPE, Table, label
 
 from rmsnorm_ref.measure import recording
+from rmsnorm_ref.measure.choice import picked
 from rmsnorm_ref.measure.schema import FORWARD
 
 if TYPE_CHECKING:
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
 
 def chain(contender: str, pass_: str) -> Table:
     """List the kernels of an eager chain: time, bytes, bandwidth; the largest cell recorded."""
-    rows, source = findings.picked(kind="eager_kernel", contender=contender, pass_=pass_)
+    rows, source = picked(kind="eager_kernel", contender=contender, pass_=pass_)
     largest = max(rows, key=lambda row: row.M * row.N)
     body = []
     for row in recording.select(rows, M=largest.M, N=largest.N, dtype=largest.dtype):
@@ -75,7 +76,7 @@ def explained() -> Table:
 
 def host() -> Table:
     """List the host's time per call by contender."""
-    rows, source = findings.picked(kind="host")
+    rows, source = picked(kind="host")
     kinds: tuple[tuple[str, bool], ...] = (
         (FORWARD, False), (FORWARD, True), ("forward+backward", True),
     )  # fmt: skip
@@ -101,7 +102,7 @@ def host() -> Table:
 
 def cold() -> Table:
     """List the time of one call after the L2 was overwritten."""
-    rows, source = findings.picked(kind="cold")
+    rows, source = picked(kind="cold")
     body = [
         (
             f"{row.pass_}, {cell_name(row)}",
@@ -114,9 +115,25 @@ def cold() -> Table:
     return Table(caption, (f"pass, {SHAPE}", "kernel", "µs"), body, (source.id,))
 
 
+def scaling() -> Table:
+    """List the time of a call by how many GPUs work at once."""
+    rows, source = picked(kind="scaling")
+    first = rows[0]
+    times = {row.detail["n_gpus"]: seconds(row) for row in rows if row.detail}
+    body = [
+        (str(n_gpus), f"{1e6 * time_s:.1f}", f"{100 * times[min(times)] / time_s:.1f} %")
+        for n_gpus, time_s in sorted(times.items())
+    ]
+    caption = (
+        f"Both passes of {cell_name(first)} {first.dtype} on each of several GPUs at once: "
+        "a call on the slowest"
+    )
+    return Table(caption, ("GPUs", "µs", "one alone / slowest"), body, (source.id,))
+
+
 def counters() -> Table:
     """List DRAM bytes counted beside bytes modelled."""
-    rows, source = findings.picked(kind="counter")
+    rows, source = picked(kind="counter")
     body = []
     for row in rows:
         assert row.detail is not None
@@ -148,5 +165,6 @@ def faults(by: str) -> Table:
 
 
 TABLES: dict[str, Callable[..., Table]] = {
-    function.__name__: function for function in (chain, explained, host, cold, counters, faults)
+    function.__name__: function
+    for function in (chain, explained, host, cold, scaling, counters, faults)
 }

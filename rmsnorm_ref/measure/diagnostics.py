@@ -21,7 +21,7 @@ ERROR_SHOWN = 2.0  # in bounds; what is further out is drawn at the edge, with i
 
 @style.styled
 def error_by_cell(
-    recording: Recording, *, pass_: str = BACKWARD, dtype: str = "bfloat16", live: bool = False
+    recording: Recording, *, pass_: str = BACKWARD, dtype: str = "bfloat16"
 ) -> style.Drawing:
     """Draw, per cell and tensor, the worst error against the float64 truth over its bound.
 
@@ -29,7 +29,6 @@ def error_by_cell(
         recording: with "error" rows.
         pass_: "forward" (y) or "backward" (dx and dw).
         dtype: of x, such as "bfloat16".
-        live: whether the rows were measured just now.
     """
     rows = panels.picked(recording, kind="error", pass_=pass_, dtype=dtype)
     tensors = list(panels.detail(rows[0], "error_over_bound"))
@@ -62,7 +61,7 @@ def error_by_cell(
         f"bound, for {panels.some(places.y, 'shape')} and "
         f"{panels.some(names, 'implementation')}: {finding}."
     )
-    return style.finish(figure, finding, alt, recording.provenance, entries, live=live)
+    return style.finish(figure, finding, alt, recording, entries)
 
 
 def _ratios(row: Row) -> list[float]:
@@ -80,7 +79,7 @@ def _bounded(panel: Axes, ratio: float | None, y: float, look: style.Look) -> No
 
 @style.styled
 def counters(
-    recording: Recording, *, pass_: str = FORWARD, dtype: str = "bfloat16", live: bool = False
+    recording: Recording, *, pass_: str = FORWARD, dtype: str = "bfloat16"
 ) -> style.Drawing:
     """Draw the DRAM bytes that hardware counted, over the bytes that one fused pass must move.
 
@@ -120,7 +119,7 @@ def counters(
         f"DRAM bytes of the {pass_} in {dtype} by hardware counter for "
         f"{panels.some(places.y, 'shape')}, off the model by: {'; '.join(said)}."
     )
-    return style.finish(figure, finding, alt, recording.provenance, entries, live=live)
+    return style.finish(figure, finding, alt, recording, entries)
 
 
 def _dram(row: Row) -> tuple[float, float, float]:
@@ -140,9 +139,7 @@ HOST_CALLS = {
 
 
 @style.styled
-def host_time(
-    recording: Recording, *, dtype: str = "bfloat16", live: bool = False
-) -> style.Drawing:
+def host_time(recording: Recording, *, dtype: str = "bfloat16") -> style.Drawing:
     """Draw the time that Python and the launch cost per call, with little for the GPU to do.
 
     Arguments are those of `error_by_cell`; rows have kind "host".
@@ -177,7 +174,7 @@ def host_time(
     )
     alt = f"{finding}, by implementation; {HOST_CALLS[kinds[0]]}, in microseconds: {said}."
     entries = style.patches(panel, list(looks.values()))
-    return style.finish(figure, finding, alt, recording.provenance, entries, live=live)
+    return style.finish(figure, finding, alt, recording, entries)
 
 
 @style.styled
@@ -189,7 +186,6 @@ def eager_chain(
     pass_: str = FORWARD,
     dtype: str = "bfloat16",
     contender: str = "eager",
-    live: bool = False,
 ) -> style.Drawing:
     """Draw eager kernel by kernel along one time axis, each with its bytes and its bandwidth.
 
@@ -202,7 +198,6 @@ def eager_chain(
         pass_: "forward" or "backward".
         dtype: of x, such as "bfloat16".
         contender: "eager" or "eager_fp32".
-        live: whether the rows were measured just now.
     """
     cell = {"M": M, "N": N, "pass_": pass_, "dtype": dtype}
     found = panels.picked(recording, kind="eager_kernel", contender=contender, **cell)
@@ -236,7 +231,7 @@ def eager_chain(
         f"Kernels of the {pass_} at {panels.shape(M, N)} {dtype}, one after the other in time: "
         f"{finding}; eager moves {_moved(n_bytes, eager_us)}."
     )
-    return style.finish(figure, finding, alt, recording.provenance, live=live)
+    return style.finish(figure, finding, alt, recording)
 
 
 def _eager_kernel(row: Row) -> tuple[str, int]:

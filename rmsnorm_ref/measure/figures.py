@@ -4,7 +4,7 @@
     figures.bandwidth_by_cell(recording.load("h200"), pass_="forward")
 
 Every function but two takes a `Recording`, shipped or just measured, and says in the image which of
-the two it is (`live`); `curves` and `dots` draw what a script computed on the spot. Each returns a
+the two it is; `curves` and `dots` draw what a script computed on the spot. Each returns a
 `Drawing`: the figure, and one sentence of alt text made from the same rows. Numbers in titles and
 sentences are computed from the rows too. Where rows are missing, a ValueError names them; without
 matplotlib, an ImportError says how to get it.

@@ -7,6 +7,7 @@ a new measurement; anything else in these files may not.
 from __future__ import annotations
 
 import ast
+import functools
 import hashlib
 from importlib import resources
 
@@ -14,6 +15,7 @@ MODULES = ("forward", "backward", "few_rows", "wide", "tiling", "tuning", "launc
 _WITH_DOCSTRING = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
 
 
+@functools.cache
 def fingerprint() -> str:
     """Return the sha256 over the syntax trees of the modules that decide a kernel's time.
 

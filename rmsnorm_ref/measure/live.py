@@ -1,26 +1,26 @@
 """What a gallery script draws: rows measured now where there is a GPU, else rows of a recording.
 
     shown = live.evidence("seed", [(4096, 4096), (4096, 8192)])
-    figures.bandwidth_by_cell(shown.recording, live=shown.live)
+    figures.bandwidth_by_cell(shown)
 
 A live set is small, so that a page takes seconds; it is measured as `bench` measures, by the same
-functions. Without a GPU the shipped recording that has most of the section takes its place, and the
-newest of several that have as much: a fuller one is picked up as soon as it ships.
+functions. Without a GPU the shipped recording that `choice.py` picks for the section takes its
+place: a fuller or a newer one is drawn as soon as it ships.
 """
 
 from __future__ import annotations
 
 import datetime as dt
 from importlib import import_module
-from typing import TYPE_CHECKING, NamedTuple, get_args
+from typing import TYPE_CHECKING, get_args
 
 import torch
 
 from rmsnorm_ref import interpreter
 
-from . import chain, kernel_rows, knobs, peers, provenance, recording, timing
+from . import chain, choice, kernel_rows, knobs, peers, provenance, timing
 from .cells import BF16, Cell
-from .recording import Recording
+from .recording import LIVE, Recording
 from .schema import CellSection, Provenance
 from .session import Session
 
@@ -33,14 +33,7 @@ CONTENDERS = ("ours", "eager", "F.rms_norm")  # of a live set: they need nothing
 Shape = tuple[int, int]  # (M, N)
 
 
-class Evidence(NamedTuple):
-    """Hold rows, and whether they were measured just now."""
-
-    recording: Recording
-    live: bool
-
-
-def evidence(section: Section, shapes: Sequence[Shape], dtype: torch.dtype = BF16) -> Evidence:
+def evidence(section: Section, shapes: Sequence[Shape], dtype: torch.dtype = BF16) -> Recording:
     """Measure a few shapes of a section where there is a GPU; elsewhere return what was recorded.
 
     Args:
@@ -55,7 +48,7 @@ def evidence(section: Section, shapes: Sequence[Shape], dtype: torch.dtype = BF1
     try:
         device = timing.require_gpu()
     except timing.NoGpuError:
-        return Evidence(recorded(section), live=False)
+        return recorded(section)
     properties = torch.cuda.get_device_properties(device)
     session = Session(device, properties.L2_cache_size, peers=_peers())
     started = dt.datetime.now(dt.UTC)
@@ -70,7 +63,7 @@ def evidence(section: Section, shapes: Sequence[Shape], dtype: torch.dtype = BF1
         interrupted=False,
         notes=tuple(session.notes),
     )
-    return Evidence(Recording("live", facts, tuple(rows)), live=True)
+    return Recording(LIVE, facts, tuple(rows))
 
 
 def measure(
@@ -100,7 +93,7 @@ def measure(
 
 
 def recorded(section: Section) -> Recording:
-    """Return the shipped recording with the most cells of a section, the newest of equals.
+    """Return the shipped recording that speaks for a section, by the rule of `choice.py`.
 
     Raises:
         LookupError: none has any.
@@ -109,29 +102,19 @@ def recorded(section: Section) -> Recording:
         >>> {row.section for row in recorded("seed").rows} >= {"seed"}
         True
     """
-    found = [recording.load(name) for name in recording.shipped()]
-    best = max(found, key=lambda each: (_n_cells(each, section), each.provenance.date))
-    if not _n_cells(best, section):
-        raise LookupError(f"no shipped recording has rows of section {section!r}")
-    return best
+    return choice.picked(section=section)[1]
 
 
-def _n_cells(found: Recording, section: Section) -> int:
-    """Count the shapes, passes and dtypes of a section."""
-    rows = recording.select(found.rows, section=section)
-    return len({(row.M, row.N, row.pass_, row.dtype) for row in rows})
-
-
-def source(shown: Evidence) -> str:
+def source(shown: Recording) -> str:
     """Say in one line what a page shows: which recording, or which GPU just now.
 
     Example:
-        >>> source(Evidence(recorded("seed"), live=False)).startswith("times: recording ")
+        >>> source(recorded("seed")).startswith("times: recording ")
         True
     """
-    facts = shown.recording.provenance
+    facts = shown.provenance
     commit = (facts.commit or "unknown")[:7]
-    where = "measured now" if shown.live else f"recording {shown.recording.id}"
+    where = shown.id if shown.live else f"recording {shown.id}"
     return f"times: {where}, {facts.gpu}, {facts.date[:10]}, commit {commit}"
 
 

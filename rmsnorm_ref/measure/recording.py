@@ -55,6 +55,7 @@ __all__ = [
 ]
 
 SCHEMA = 1
+LIVE = "measured now"  # in place of an id, where rows are in no file
 _RECORDINGS = resources.files(__package__).joinpath("recordings")
 
 
@@ -65,6 +66,11 @@ class Recording:
     id: str
     provenance: Provenance
     rows: tuple[Row, ...]
+
+    @property
+    def live(self) -> bool:
+        """Tell whether the rows were measured just now and are in no file."""
+        return self.id == LIVE
 
 
 def load(path_or_id: str | os.PathLike[str]) -> Recording:

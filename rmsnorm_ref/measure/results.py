@@ -24,7 +24,6 @@ def bandwidth_by_cell(
     pass_: str = FORWARD,
     dtype: str = "bfloat16",
     section: str = "seed",
-    live: bool = False,
 ) -> style.Drawing:
     """Draw every contender's effective bandwidth per cell, in a bar that is as long as the ceiling.
 
@@ -33,7 +32,6 @@ def bandwidth_by_cell(
         pass_: "forward" or "backward".
         dtype: of x, such as "bfloat16".
         section: "seed", "narrow", "wide" or "few".
-        live: whether the rows were measured just now.
     """
     rows = panels.picked(recording, kind="kernel", section=section, pass_=pass_, dtype=dtype)
     names = panels.contenders(rows)
@@ -75,7 +73,7 @@ def bandwidth_by_cell(
         f"{panels.some(names, 'implementation')}, each beside the measured ceiling: {finding}."
     )
     title = f"{pass_.title()}, {dtype}: {finding}"
-    return style.finish(figure, title, alt, recording.provenance, entries, live=live)
+    return style.finish(figure, title, alt, recording, entries)
 
 
 class _Race(NamedTuple):
@@ -121,7 +119,6 @@ def time_by_cell(
     pass_: str = FORWARD,
     dtype: str = "bfloat16",
     section: str = "seed",
-    live: bool = False,
 ) -> style.Drawing:
     """Draw the time of the fused kernel and of eager, and what counting bytes predicts for eager.
 
@@ -164,12 +161,12 @@ def time_by_cell(
         f"and eager, with the time that counting bytes predicts for eager: {finding}."
     )
     title = f"{pass_.title()}, {dtype}: {finding}"
-    return style.finish(figure, title, alt, recording.provenance, entries, live=live)
+    return style.finish(figure, title, alt, recording, entries)
 
 
 @style.styled
 def prediction(
-    recording: Recording, *, dtype: str = "bfloat16", section: str = "seed", live: bool = False
+    recording: Recording, *, dtype: str = "bfloat16", section: str = "seed"
 ) -> style.Drawing:
     """Draw predicted against measured speed-up, one point per cell, pass and eager spelling.
 
@@ -205,7 +202,7 @@ def prediction(
         f"{finding}; measured / predicted is "
         f"{panels.span((race.measured / race.predicted for race in races), '{:.2f}')}."
     )
-    return style.finish(figure, finding, alt, recording.provenance, entries, live=live)
+    return style.finish(figure, finding, alt, recording, entries)
 
 
 def _short(contender: str) -> str:

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from matplotlib.legend import Legend
     from matplotlib.text import Text
 
-    from .recording import Provenance, Row
+    from .recording import Recording, Row
 
 CARD, INK, FAINT, ROOM = "#fbfaf7", "#222222", "#6a6a6a", "#e6e3da"
 WIDTH_IN = 6.0
@@ -198,12 +198,14 @@ def patches(panel: Axes, looks: Sequence[Look], alpha: float = 1) -> list[Artist
     return bars
 
 
-def note(provenance: Provenance, *, live: bool) -> str:
-    """Say in one line where numbers come from: GPU, versions, date, commit, recorded or live."""
+def note(recording: Recording) -> str:
+    """Say in one line where numbers come from: GPU, versions, date, commit, recorded or not."""
+    provenance = recording.provenance
     commit = f"commit {provenance.commit[:7]}" if provenance.commit else "no commit"
     changed = "" if provenance.clean else " with local changes"
     versions = f"torch {provenance.torch.partition('+')[0]}, triton {provenance.triton}"
-    when = f"{provenance.date[:10]}, {commit}{changed}, {'measured now' if live else 'recorded'}"
+    how = recording.id if recording.live else "recorded"
+    when = f"{provenance.date[:10]}, {commit}{changed}, {how}"
     return f"{provenance.gpu}, {versions}, {when}"
 
 
@@ -211,10 +213,8 @@ def finish(
     figure: Figure,
     title: str,
     alt: str,
-    provenance: Provenance | str,
+    source: Recording | str,
     entries: Sequence[Artist] = (),
-    *,
-    live: bool = False,
 ) -> Drawing:
     """Put title and legend above the panels, the provenance below; size the card to fit.
 
@@ -222,14 +222,13 @@ def finish(
         figure: from `card`.
         title: the finding, in a few words; long ones are wrapped.
         alt: one sentence for those who cannot see the figure.
-        provenance: of the rows that are drawn, or `live.here()` for what no recording holds.
+        source: the recording that is drawn, or `live.here()` for what none holds.
         entries: legend entries, from `key`, `patches`, or artists with a label.
-        live: whether the rows were measured just now.
     """
     panels_in = figure.get_figheight()
-    source = provenance if isinstance(provenance, str) else note(provenance, live=live)
     heading = _fitted(figure, title, fontsize=TITLE_PT, fontweight="bold", va="top")
-    footing = _fitted(figure, source, fontsize=NOTE_PT, color=FAINT, va="bottom")
+    said = source if isinstance(source, str) else note(source)
+    footing = _fitted(figure, said, fontsize=NOTE_PT, color=FAINT, va="bottom")
     legend = _legend(figure, list(entries))
     legend_in = _size_in(figure, legend)[1] if legend else 0.0
     title_in = _size_in(figure, heading)[1] + 2 * MARGIN_IN

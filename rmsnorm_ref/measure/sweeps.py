@@ -25,7 +25,7 @@ MOST_EXTRA = 1.0  # the config figure shows up to twice the best time; the rest 
 
 @style.styled
 def size_sweep(
-    recording: Recording, *, pass_: str = FORWARD, dtype: str = "bfloat16", live: bool = False
+    recording: Recording, *, pass_: str = FORWARD, dtype: str = "bfloat16"
 ) -> style.Drawing:
     """Draw bandwidth against the bytes of one call, from launch-bound through the L2 to HBM.
 
@@ -34,7 +34,6 @@ def size_sweep(
             the L2, are drawn dotted.
         pass_: "forward" or "backward".
         dtype: of x, such as "bfloat16".
-        live: whether the rows were measured just now.
     """
     fields = {"section": "sizes", "pass_": pass_, "dtype": dtype}
     rows = panels.picked(recording, kind="kernel", **fields)
@@ -48,12 +47,12 @@ def size_sweep(
     panel.set_xlabel("bytes that one call must move, MiB")
     sizes = sorted((row.obligatory_bytes or 0) / panels.MEBI for row in rows)
     title = f"{pass_.title()}, {dtype}: {{}} {panels.from_to(sizes)} MiB"
-    return _close(figure, panel, recording, rows, title, live=live)
+    return _close(figure, panel, recording, rows, title)
 
 
 @style.styled
 def width_sweep(
-    recording: Recording, *, pass_: str = FORWARD, dtype: str = "bfloat16", live: bool = False
+    recording: Recording, *, pass_: str = FORWARD, dtype: str = "bfloat16"
 ) -> style.Drawing:
     """Draw bandwidth against N at fixed bytes, with the widths at which another kernel takes over.
 
@@ -72,7 +71,7 @@ def width_sweep(
     panel.set_xlabel("N, elements per row")
     widths = sorted(row.N for row in rows)
     title = f"{pass_.title()}, {dtype}: {{}} {panels.from_to(widths, 'for N', 'at N =')}"
-    return _close(figure, panel, recording, rows, title, live=live)
+    return _close(figure, panel, recording, rows, title)
 
 
 def _curves(panel: Axes, rows: Sequence[Row], at: Callable[[Row], float]) -> None:
@@ -103,13 +102,7 @@ def _curves(panel: Axes, rows: Sequence[Row], at: Callable[[Row], float]) -> Non
 
 
 def _close(
-    figure: Figure,
-    panel: Axes,
-    recording: Recording,
-    rows: Sequence[Row],
-    title: str,
-    *,
-    live: bool,
+    figure: Figure, panel: Axes, recording: Recording, rows: Sequence[Row], title: str
 ) -> style.Drawing:
     names = panels.contenders(rows)
     entries = style.key(panel, [style.LOOKS[name] for name in names], rows)
@@ -123,12 +116,12 @@ def _close(
         f"{finding}, for {panels.some({panels.cell(row) for row in rows}, 'shape')} and "
         f"{' and '.join(style.LOOKS[name].label for name in names)}, beside the measured ceiling."
     )
-    return style.finish(figure, finding, alt, recording.provenance, entries, live=live)
+    return style.finish(figure, finding, alt, recording, entries)
 
 
 @style.styled
 def config_cost(
-    recording: Recording, *, pass_: str = FORWARD, dtype: str = "bfloat16", live: bool = False
+    recording: Recording, *, pass_: str = FORWARD, dtype: str = "bfloat16"
 ) -> style.Drawing:
     """Draw, per N, how much longer every launch config takes than the best one.
 
@@ -181,14 +174,14 @@ def config_cost(
         finding += f", the shipped one at most {panels.percent(max(costs))}"
     n_widths = panels.some(by_N, "width")
     alt = f"Time of every launch config over the best one for {n_widths}: {finding}."
-    return style.finish(figure, finding, alt, recording.provenance, entries, live=live)
+    return style.finish(figure, finding, alt, recording, entries)
 
 
 KNOBS = {"programs_per_sm": "programs per SM", "num_stages": "num_stages"}
 
 
 @style.styled
-def ablation(recording: Recording, *, dtype: str = "bfloat16", live: bool = False) -> style.Drawing:
+def ablation(recording: Recording, *, dtype: str = "bfloat16") -> style.Drawing:
     """Draw the backward's time against each knob that was varied, one line per shape.
 
     Arguments are those of `size_sweep`; rows have kind "ablation".
@@ -221,7 +214,7 @@ def ablation(recording: Recording, *, dtype: str = "bfloat16", live: bool = Fals
     )
     n_shapes, n_knobs = panels.some(shapes, "shape"), panels.some(knobs, "knob")
     alt = f"Time of the backward for {n_shapes} against {n_knobs}: {finding}."
-    return style.finish(figure, finding, alt, recording.provenance, entries, live=live)
+    return style.finish(figure, finding, alt, recording, entries)
 
 
 def _turned(rows: Sequence[Row], knob: str) -> dict[tuple[panels.Cell, int], Row]:
