@@ -47,8 +47,8 @@ def atomic_dw_kernel(dy_ptr, x_ptr, rstd_ptr, dw_ptr, rows: tl.constexpr, N: tl.
 # Ours, with any number of programs
 # ---------------------------------
 #
-# The launcher takes a program or two per SM. Here the two kernels behind it are launched by hand, in
-# fp32, on terms of one sign, so that what is seen is the error of the sum.
+# The launcher takes a program or two per SM. Here the two kernels behind it are launched by hand,
+# in fp32, on terms of one sign, so that what is seen is the error of the sum.
 
 generator = torch.Generator().manual_seed(0)
 x, dy = torch.rand(2, M, N, generator=generator).to(device) + 0.5
