@@ -48,7 +48,7 @@ MOST_SPILL_BYTES_SHIPPED = 127
 CHOSEN_ON = "sm_90"  # compiled in full, too: the other targets get the corners of their search
 
 # Narrow rows that share a tile, one row per tile, one chunk, several, the widest; some of them odd.
-WIDTHS = (64, 128, 513, 1560, 2048, 4096, 8192, 16384, 20000, 32768, 40000, 65536)
+WIDTHS = (64, 128, 256, 513, 1560, 2048, 4096, 8192, 16384, 20000, 32768, 40000, 65536)
 WIDTHS_ELSEWHERE = (64, 513, 2048, 8192, 16384, 32768, 65536)
 ONE_PER_PATH = (513, 8192, 20000, 40000)
 N_PROCESSES = 2
