@@ -252,7 +252,7 @@ def _is_sweep(case: Case) -> bool:
     return case.M > 0 and _packed(case) == Case(case.M, case.N, case.dtype, **words)
 
 
-def _plainness(case: Case) -> tuple[int, int]:
+def _plainness(case: Case) -> tuple[int, bool, int]:
     plain = Case(case.M, case.N, case.dtype)
     packed = _packed(case)
     differ = sum(
@@ -260,4 +260,4 @@ def _plainness(case: Case) -> tuple[int, int]:
         for n in vars(plain)
         if n not in {"eps", "seed", "one_plus"}
     )
-    return differ, case.M * case.N
+    return differ, case.N == 1, case.M * case.N  # one column says little

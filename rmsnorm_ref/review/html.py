@@ -39,10 +39,10 @@ dt { color: var(--faint); } dd { margin: 0; overflow-wrap: anywhere; white-space
 pre { overflow-x: auto; background: var(--paper); border: 1px solid var(--line); padding: .6rem; margin: .5rem 0 0;
   border-radius: .3rem; } summary { cursor: pointer; color: var(--link); }
 .table { overflow-x: auto; } table { border-collapse: collapse; font-size: .85rem; width: 100%; }
-th, td { padding: .2rem .5rem; text-align: right; border-bottom: 1px solid var(--line); white-space: nowrap; }
+th, td { padding: .2rem .4rem; text-align: right; border-bottom: 1px solid var(--line); white-space: nowrap; }
 th:nth-child(-n+3), td:nth-child(-n+3) { text-align: left; } th { color: var(--faint); font-weight: 600; }
 tr.own td { font-weight: 600; } tr.first td { border-top: 2px solid var(--line); }
-.plot { width: 100%; max-width: 46rem; height: auto; } .plot text { fill: var(--ink); font-size: 12px; }
+.plot { width: 100%; min-width: 34rem; max-width: 46rem; height: auto; } .plot text { fill: var(--ink); font-size: 12px; }
 .plot .grid { stroke: var(--line); } .who0 { fill: var(--who0); } .who1 { fill: none; stroke: var(--who1); stroke-width: 2; }
 .who2 { fill: none; stroke: var(--who2); stroke-width: 2; } .who3 { fill: none; stroke: var(--who3); stroke-width: 2; }
 .faint { color: var(--faint); font-size: .9rem; }
@@ -78,7 +78,7 @@ def body(report: Report) -> str:
         *(_finding(finding, index == 0) for index, finding in enumerate(report.findings)),
     ]
     plot = svg(report)
-    parts += ["<h2>How far from the truth</h2>", plot] if plot else []
+    parts += ["<h2>How far from the truth</h2>", f'<div class="table">{plot}</div>'] if plot else []
     for title, head, rows in report.tables():
         parts += [f"<h2>{html.escape(title)}</h2>", _table(head, rows)]
     parts += [f'<p class="faint">{html.escape(remark)}</p>' for remark in report.remarks()]

@@ -47,6 +47,7 @@ class Process:
     def __init__(self, pid: int, requests: int, answers: int, errors: str) -> None:
         self.pid, self.requests, self.answers = pid, requests, answers
         self._errors = Path(errors)
+        self._said = ""
         self._status: int | None = None
         self.known: set[tuple[Any, ...]] = set()  # what was compiled
         self.popen: subprocess.Popen[bytes] | None = None
@@ -66,13 +67,17 @@ class Process:
                     self._status = -signal.SIGKILL
             else:
                 self._status = os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
+            self._keep_errors()
         return self._status
 
     def said(self) -> str:
-        """Return the last lines of its standard error, once."""
+        """Return the last lines of its standard error, once it has ended."""
+        return self._said
+
+    def _keep_errors(self) -> None:
         lines = self._errors.read_text(errors="replace").strip().splitlines()
         self._errors.unlink(missing_ok=True)
-        return "\n".join(lines[-6:])
+        self._said = "\n".join(lines[-6:])
 
 
 def start(target: Target, device: str) -> Process:

@@ -63,7 +63,7 @@ class Report:
         lines = [f"This kernel computes {found['says']}."]
         backward = {name: says for name, says in found.get("backward", {}).items() if says}
         if backward:
-            said = ", ".join(f"{name} = {says}" for name, says in backward.items())
+            said = "; ".join(f"{name} = {says}" for name, says in backward.items())
             lines.append(f"Its backward computes {said}.")
         for dtype, each in found["arithmetic"].items():
             lines.append(
@@ -101,7 +101,7 @@ class Report:
             ]
             found.append(
                 (
-                    f"Error against the truth, x = {accuracy['label']}, share of elements by ulp",
+                    f"Error against the truth, x = {accuracy['label']}, % of elements by ulp",
                     head,
                     rows,
                 )
@@ -219,7 +219,7 @@ def _sorted(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def _accuracy_row(row: dict[str, Any]) -> list[str]:
-    shares = ["" if share == 0 else _percent(share) for share in row["histogram"]]
+    shares = ["" if s == 0 else _percent(s).removesuffix(" %") for s in row["histogram"]]
     numbers = [f"{row['relative_l2']:.2e}", f"{row['max_ulp']:.3g}", f"{row['ratio']:.3g}"]
     return [row["dtype"], row["result"], row["contender"], *numbers, *shares]
 
