@@ -66,13 +66,14 @@ class Crew:
 
     def each(self, requests: list[dict[str, Any]]) -> Iterator[dict[str, Any]]:
         """Yield the answer to each request, in their order, as `Pool.each` does."""
+        if len(requests) > 1:
+            self._wait_for_all()
         shares: dict[Pool, list[int]] = {}
         for index, request in enumerate(requests):
             shares.setdefault(self._home(request), []).append(index)
         if len(shares) == 1:
             yield from next(iter(shares)).each(requests)
             return
-        self._wait_for_all()
         answered: queue.SimpleQueue[tuple[int, Any]] = queue.SimpleQueue()
         for pool, share in shares.items():
             words = pool, share, [requests[i] for i in share], answered
@@ -88,7 +89,7 @@ class Crew:
 
     def _home(self, request: dict[str, Any]) -> Pool:
         case = request.get("case")
-        if case is None:
+        if case is None or self._starting:  # a pool that starts is its thread's alone
             return self.pools[0]
         key = (case["N"], case["dtype"])
         # From the second on: the first has answered what the candidate is, and is ready last.
