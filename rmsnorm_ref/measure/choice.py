@@ -1,7 +1,8 @@
 """Which recording speaks for a number, where several hold it: one rule for pages and figures.
 
 1. A recording of the kernels as they are in this tree comes before one of kernels that changed.
-2. Then the one with the most cells among the rows that are asked for: a sample hides no full run.
+2. Then the one with the most of the rows that are asked for: neither a sample of the cells nor a
+   run without peers hides a full one.
 3. Then the newest.
 
 So a new recording takes over wherever it should, and nothing that shows numbers names a file.
@@ -15,8 +16,6 @@ from typing import TYPE_CHECKING, Any
 from . import recording
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
-
     from .recording import Recording, Row
 
 
@@ -37,9 +36,9 @@ def ranked(**equal: Any) -> list[Recording]:
         >>> [each.id for each in ranked(section="seed")] != []
         True
     """
-    n_cells = {each.id: _n_cells(recording.select(each.rows, **equal)) for each in shipped()}
-    having = [each for each in shipped() if n_cells[each.id]]
-    return sorted(having, key=lambda each: (recording.stale(each), -n_cells[each.id]))
+    n_rows = {each.id: len(recording.select(each.rows, **equal)) for each in shipped()}
+    having = [each for each in shipped() if n_rows[each.id]]
+    return sorted(having, key=lambda each: (recording.stale(each), -n_rows[each.id]))
 
 
 def picked(**equal: Any) -> tuple[list[Row], Recording]:
@@ -57,8 +56,3 @@ def picked(**equal: Any) -> tuple[list[Row], Recording]:
     if not found:
         raise LookupError(f"no shipped recording has a row with {equal}")
     return recording.select(found[0].rows, **equal), found[0]
-
-
-def _n_cells(rows: Iterable[Row]) -> int:
-    """Count the shapes, dtypes and passes."""
-    return len({(row.M, row.N, row.dtype, row.pass_) for row in rows})
