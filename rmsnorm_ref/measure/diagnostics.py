@@ -103,7 +103,7 @@ def counters(
         panel.vlines(model, y - height / 2, y + height / 2, color=style.INK, linewidth=2.4)
         off[row.contender].append((read + written) / model - 1)
         end = max(read + written, model)
-        panels.behind(panel, end, y, panels.percent(off[row.contender][-1], "{:+.1f}"))
+        panels.behind(panel, end, y, panels.percent(off[row.contender][-1], "{:+z.1f}"))
         most = max(most, end)
     label = "DRAM bytes / obligatory bytes of the fused pass\n(behind the bar: counted over model)"
     style.value_axis(panel.xaxis, label, 1.16 * most)
@@ -111,7 +111,7 @@ def counters(
     entries += style.patches(panel, [style.Look("paler: written", style.FAINT, "")], alpha=0.5)
     entries += panel.plot([], [], "|", color=style.INK, markersize=11, mew=2.4, label="model")
     said = [
-        f"{style.LOOKS[name].label} {panels.span((100 * v for v in off[name]), '{:+.1f}')} %"
+        f"{style.LOOKS[name].label} {panels.span((100 * v for v in off[name]), '{:+z.1f}')} %"
         for name in names
     ]
     finding = f"{pass_.title()}, {dtype}: DRAM bytes against the model, {said[0]}"
