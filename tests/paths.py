@@ -26,9 +26,10 @@ _DEVICE = torch.device(DEVICE, 0) if DEVICE == "cuda" else torch.device(DEVICE)
 DTYPES = (torch.float16, torch.bfloat16, torch.float32)
 EPS = 1e-6
 
-# Several rows per tile up to 1024 (forward) and 4096 (backward), odd widths among them; a tile of
-# one row up to 8192; one backward chunk up to 16384, several up to 32768; columns above.
-WIDTHS = (1, 3, 17, 64, 513, 769, 1560, 2048, 8192, 12000, 20000, 40000)
+# Several rows per tile up to 1024 (forward) and 4096 (backward), both sizes of that tile and odd
+# widths among them; a tile of one row up to 8192; one backward chunk up to 16384, several up to
+# 32768; columns above.
+WIDTHS = (1, 3, 17, 64, 200, 513, 769, 1560, 2048, 8192, 12000, 20000, 40000)
 PATHS = (17, 64, 8192, 12000, 20000, 40000)
 
 FEW = 4
