@@ -2,8 +2,9 @@
 
 Both are the package's own launchers, with the attributes of `tiling` that `choices.py` names set
 while they build and launch. Where the tile itself is what differs, each alternative is launched
-with every number of warps that a search would try for it, and the fastest counts: no choice wins
-because its rival was launched badly. Everything else runs with the config that ships.
+with every number of warps that a search would try for it (and every number of stages, where the
+shipped table does not know the tile), and the fastest counts: no choice wins because its rival was
+launched badly. Everything else runs with the config that ships.
 """
 
 from __future__ import annotations
@@ -108,7 +109,8 @@ def trials(
                     tensors = s.dy, s.x, s.w, rstd[s]
                     return launchers.launch_backward(*tensors, needs_dx=True, needs_dw=True)
 
-            name = f"{choice.knob} {one.value}, {config.num_warps} warps"
+            launched = f"{config.num_warps} warps, {config.num_stages} stages"
+            name = f"{choice.knob} {one.value}, {launched}"
             found.append(Trial(name, one, changes, call))
     return found
 
@@ -122,7 +124,8 @@ def _configs(
     path = "backward" if path == "few_rows_backward" else path  # it takes the choice for many rows
     if not searched:
         return path, [tuning.shipped(path, N, dtype)]
-    stages = {config.num_stages for config in tuning.SHIPPED[path].values()}
+    known = tuning.SHIPPED[path].get(tuning.SPACES[path].tile_elements(N))
+    stages = (known.num_stages,) if known else tuning.STAGES
     tried = [config for config, reason in tuning.pruned(path, N, dtype).items() if reason is None]
     return path, [config for config in tried if config.num_stages in stages]
 
