@@ -30,7 +30,7 @@ if html_baseurl:
     tags.add("hosted")  # type: ignore[name-defined]  # noqa: F821  # Sphinx puts it here
 
 extensions = [
-    "accessible",  # docs/_ext, like the next twelve
+    "accessible",  # docs/_ext, like the next thirteen
     "fresh",
     "facts",
     "claims",
@@ -41,6 +41,7 @@ extensions = [
     "mathml",
     "plain_docstrings",
     "results_tables",
+    "choice_tables",
     "race",
     "run_code",
     "myst_parser",

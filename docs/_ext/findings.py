@@ -114,12 +114,11 @@ def not_beaten(pass_: str, section: str = "seed") -> Fact:
 
 def turned(knob: str, value: int, base: int) -> Fact:
     """Return how much longer the backward takes with a knob at one value than at another."""
-    rows, source = picked(kind="ablation")
+    rows, source = picked(kind="ablation", knob=knob)
     by_cell: dict[tuple[Any, ...], dict[int, float]] = {}
     for row in rows:
         assert row.detail is not None
-        if row.detail["knob"] == knob:
-            by_cell.setdefault(_cell(row), {})[row.detail["value"]] = seconds(row)
+        by_cell.setdefault(_cell(row), {})[row.detail["value"]] = seconds(row)
     ratios = [times[value] / times[base] for times in by_cell.values()]
     return Fact(spread(ratios), source.id)
 

@@ -39,6 +39,7 @@ from sphinx.util.docutils import SphinxDirective
 from tables import Table
 
 from rmsnorm_ref.measure import choice, figures
+from rmsnorm_ref.measure.sweeps import KNOBS
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -57,14 +58,14 @@ OPTIONS: dict[str, Callable[[str], Any]] = {
     "optional": directives.flag,
 }
 # Which rows each figure needs, to find the recording that has most of them.
-ROWS: dict[str, dict[str, str]] = {
+ROWS: dict[str, dict[str, Any]] = {
     "bandwidth_by_cell": {"kind": "kernel", "section": "seed"},
     "time_by_cell": {"kind": "kernel", "section": "seed"},
     "prediction": {"kind": "kernel", "section": "seed"},
     "size_sweep": {"kind": "kernel", "section": "sizes"},
     "width_sweep": {"kind": "kernel", "section": "widths"},
     "config_cost": {"kind": "config"},
-    "ablation": {"kind": "ablation"},
+    "ablation": {"kind": "ablation", "knob": set(KNOBS)},
     "error_by_cell": {"kind": "error"},
     "counters": {"kind": "counter"},
     "host_time": {"kind": "host"},

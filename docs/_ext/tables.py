@@ -107,7 +107,7 @@ def cells(pass_: str, section: str = "seed", dtype: str = "bfloat16") -> Table:
                 *peer,
             )
         )
-    caption = f"{_section(section)}, {pass_}, {dtype}{_footnotes(flagged)}"
+    caption = f"{_section(section)}, {pass_}, {dtype}{footnotes(flagged)}"
     titles = (SHAPE, "µs", "TB/s", "of ceiling", "fastest peer", "its time / ours")
     return Table(caption, titles, body, (source.id,))
 
@@ -128,11 +128,11 @@ def peers(pass_: str, section: str = "seed", dtype: str = "bfloat16") -> Table:
             (
                 at,
                 f"{1e6 * seconds(ours):.2f}",
-                *(f"{race.ratio:.2f}{_marks(race.other)}" if race else DASH for race in cells_),
+                *(f"{race.ratio:.2f}{marks(race.other)}" if race else DASH for race in cells_),
             )
         )
     flagged = {flag for race in found for flag in race.other.flags}
-    caption = f"Time over ours, {_section(section).lower()}, {pass_}, {dtype}{_footnotes(flagged)}"
+    caption = f"Time over ours, {_section(section).lower()}, {pass_}, {dtype}{footnotes(flagged)}"
     return Table(caption, (SHAPE, "ours, µs", *map(label, names)), body, (source.id,))
 
 
@@ -216,11 +216,13 @@ def _section(section: str) -> str:
     )
 
 
-def _marks(row: Row) -> str:
+def marks(row: Row) -> str:
+    """Return the marks of a row's flags."""
     return "".join(FLAGS[flag][0] for flag in row.flags)
 
 
-def _footnotes(flagged: AbstractSet[str]) -> str:
+def footnotes(flagged: AbstractSet[str]) -> str:
+    """Explain marks at the end of a caption."""
     return "".join(f"; {FLAGS[flag][0]}: {FLAGS[flag][1]}" for flag in FLAGS if flag in flagged)
 
 

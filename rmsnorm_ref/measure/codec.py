@@ -6,6 +6,7 @@ where it is: "rows[3].time_s.p50: expected a number, got null".
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 import math
@@ -98,8 +99,14 @@ def _decode_fields(hint: Any, value: Any, where: str) -> Any:
 def _decode_union(arguments: tuple[Any, ...], value: Any, where: str) -> Any:
     if value is None and type(None) in arguments:
         return None
-    (hint,) = (argument for argument in arguments if argument is not type(None))
-    return decode(hint, value, where)
+    hints = [argument for argument in arguments if argument is not type(None)]
+    if len(hints) == 1:
+        return decode(hints[0], value, where)
+    for hint in hints:  # scalars: the first that fits
+        with contextlib.suppress(SchemaError):
+            return decode(hint, value, where)
+    expected = " or ".join(_SCALARS[hint] for hint in hints)
+    raise SchemaError(f"{where}: expected {expected}, got {value!r}")
 
 
 def _decode_scalar(hint: Any, value: Any, where: str) -> Any:

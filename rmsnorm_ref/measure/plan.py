@@ -8,7 +8,18 @@ import re
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-from . import cells, chain, counters, extras, kernel_rows, knobs, peers, scaling
+from . import (
+    alternatives,
+    cells,
+    chain,
+    choices,
+    counters,
+    extras,
+    kernel_rows,
+    knobs,
+    peers,
+    scaling,
+)
 from .cells import CELL_SECTIONS, Cell
 from .recording import load, name_of
 from .schema import BACKWARD, FORWARD
@@ -133,8 +144,17 @@ def _knobs_and_host(
     for M, N in cells.ABLATION_SHAPES if turned else ():
         cell = Cell("ablations", M, N, dtype)
         yield Step(cell.label(), 3, one(knobs.ablation, session, cell))
+    if "ablations" in wanted and dtype == cells.BF16:
+        yield from _choices(session)
     if "host" in wanted:
         yield Step(f"host {name}", 20, one(extras.host, session, dtype))
+
+
+def _choices(session: Session) -> Iterator[Step]:
+    for choice in choices.CHOICES:
+        for M, N in choice.shapes if set(choice.passes) & set(session.passes) else ():
+            measure = functools.partial(alternatives.measure, session, choice, M, N)
+            yield Step(f"ablations {choice.knob} {M} x {N} bfloat16", 2, measure)
 
 
 def _counted_and_profiled(

@@ -20,24 +20,16 @@ KINDS = {
     "cold": "triton.testing.do_bench: one call after the L2 was overwritten",
     "host": "time the host spends per call, the GPU idle",
     "config": "kernel time of one config of the search, the dw reduction left out",
-    "ablation": "kernel time with one knob turned",
+    "ablation": "kernel time with one knob turned, or one pinned choice made otherwise",
     "error": "largest error of a pass against the float64 truth",
     "counter": "bytes that crossed the DRAM bus, by hardware counters, beside the model's",
     "eager_kernel": "one kernel of an eager chain, profiled",
     "scaling": "both passes on one GPU and on several at once: a call on the slowest of them",
 }
 Kind = Literal[
-    "kernel",
-    "resident",
-    "cold",
-    "host",
-    "config",
-    "ablation",
-    "error",
-    "counter",
-    "eager_kernel",
+    "kernel", "resident", "cold", "host", "config", "ablation", "error", "counter", "eager_kernel",
     "scaling",
-]
+]  # fmt: skip
 CellSection = Literal["seed", "narrow", "wide", "few", "sizes", "widths"]
 ExtraSection = Literal[
     "cold", "configs", "ablations", "host", "errors", "counters", "eager", "scaling"
@@ -62,6 +54,12 @@ FORWARD: Literal["forward"] = "forward"
 BACKWARD: Literal["backward"] = "backward"
 Dtype = Literal["float16", "bfloat16", "float32"]
 Flag = Literal["above_ceiling", "fits_in_l2", "by_difference"]
+Knob = Literal[
+    "num_stages", "programs_per_sm",
+    # What tiling.py pins, see choices.py:
+    "path", "few_rows", "eviction", "one_row_per_sm", "backward_tile", "dw_tile", "rstd",
+    "reduction", "reduce_cols", "split",
+]  # fmt: skip
 _PerTensor = Mapping[str, float | None]
 
 # What `detail` holds, by kind: {key: (annotation, meaning)}. Kinds that are not here have none.
@@ -69,8 +67,8 @@ DETAILS: dict[str, dict[str, tuple[Any, str]]] = {
     "host": {"requires_grad": (bool, "whether x and w asked for gradients")},
     "config": {"shipped": (bool, "whether it is what the shipped table says")},
     "ablation": {
-        "knob": (Literal["num_stages", "programs_per_sm"], "what was turned"),
-        "value": (int, "to what"),
+        "knob": (Knob, "what was turned; all but the first two are choices that tiling.py pins"),
+        "value": (int | str, "to what: a number, or the alternative's name"),
     },
     "error": {
         "max_ulp": (_PerTensor, "y, or dx and dw: ulp of its dtype; null where not finite"),
@@ -192,6 +190,11 @@ class Row:
         if self.time_s is None or self.ceiling is None:
             raise ValueError(f"this row of kind {self.kind} has no ceiling")
         return self.ceiling.time_s / self.time_s.p50
+
+    @property
+    def knob(self) -> str | None:
+        """Return what an ablation turned; None for rows of other kinds."""
+        return self.detail["knob"] if self.kind == "ablation" and self.detail else None
 
     @property
     def noise(self) -> float:

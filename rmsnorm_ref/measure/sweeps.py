@@ -184,9 +184,9 @@ KNOBS = {"programs_per_sm": "programs per SM", "num_stages": "num_stages"}
 def ablation(recording: Recording, *, dtype: str = "bfloat16") -> style.Drawing:
     """Draw the backward's time against each knob that was varied, one line per shape.
 
-    Arguments are those of `size_sweep`; rows have kind "ablation".
+    Arguments are those of `size_sweep`; rows have kind "ablation" and one of `KNOBS`.
     """
-    rows = panels.picked(recording, kind="ablation", dtype=dtype)
+    rows = panels.picked(recording, kind="ablation", knob=set(KNOBS), dtype=dtype)
     knobs = [knob for knob in KNOBS if any(panels.detail(row, "knob") == knob for row in rows)]
     shapes = sorted({panels.cell(row) for row in rows}, key=lambda shape: (shape[1], shape[0]))
     looks = dict(zip(shapes, style.series([panels.shape(*shape) for shape in shapes]), strict=True))

@@ -1,0 +1,139 @@
+"""The choices that `tiling.py` pins, as data: what could be done in its place, and where it shows.
+
+An alternative sets other values in `tiling` while the package's own launchers build and launch; no
+kernel is copied. `alternatives.py` times them, so a threshold has a measurement behind it that any
+run can repeat.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import torch
+
+from rmsnorm_ref import tiling, traffic
+
+from .cells import BF16
+from .schema import BACKWARD, FORWARD, Knob, OnePass
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+Value = int | str
+NOTHING: Mapping[str, Any] = {}
+
+
+class Alternative(NamedTuple):
+    """Hold one way to decide: what it is called, and what differs."""
+
+    value: Value
+    sets: Mapping[str, Any] = NOTHING  # attributes of `tiling`
+    needs_rstd: bool = True
+    torch_sum: bool = False  # adds the partial rows up, in place of reduce_dw_kernel
+
+
+class Choice(NamedTuple):
+    """Hold one pinned choice, where it is measured, and what the package takes there."""
+
+    knob: Knob
+    meaning: str
+    passes: tuple[OnePass, ...]
+    shapes: tuple[tuple[int, int], ...]  # (M, N)
+    alternatives: tuple[Alternative, ...]
+    taken: Callable[[int, int], Value | None]  # None: either, as the call asks for
+    base: Mapping[str, Any] = NOTHING  # attributes of `tiling` that all alternatives share
+    searched: bool = False  # the tile differs, so each gets the best of its numbers of warps
+
+
+def _always(value: Any) -> Callable[..., Any]:
+    return lambda *_: value
+
+
+split_rows = tiling.split_rows  # the package's own, also while another stands in its place
+
+
+def equal_shares(M: int, N: int, device: torch.device) -> tuple[int, int]:
+    """Return (n_programs, rows_per_program) with as many rows to every program, none shorter."""
+    rows = split_rows(M, N, device)[1]
+    step = tiling.backward_tile(N).rows
+    while M % rows and rows < M:
+        rows += step
+    return -(-M // rows), rows
+
+
+BOTH: tuple[OnePass, ...] = (FORWARD, BACKWARD)
+BUFFER = {"backward_path": _always("backward")}  # the two kernels, however few the rows
+LARGE_TILE = {"NARROW_MAX": 0}
+SMALL_TILE = {"NARROW_MAX": tiling.LARGEST_N, "LARGE_TILE_ALL_THE_SAME": ()}
+ELEMENTS = 2**25  # 64 MiB of x
+
+CHOICES = (
+    Choice(
+        "path", "a row whole in registers, or in chunks", BOTH, ((8192, 16384),),
+        (Alternative("one tile", {"ONE_TILE_MAX": tiling.LARGEST_N}),
+         Alternative("chunks", {"ONE_TILE_MAX": 0})),
+        lambda _, N: "one tile" if N <= tiling.ONE_TILE_MAX else "chunks", searched=True,
+    ),
+    Choice(
+        "few_rows", "dw without a buffer, or with one", (BACKWARD,),
+        ((16, 2048), (512, 8192), (1024, 8192)),
+        (Alternative("one launch", {"backward_path": _always("few_rows_backward")}),
+         Alternative("buffer", BUFFER)),
+        lambda M, N: "buffer" if tiling.backward_path(M, N, traffic.GPU) == "backward"
+        else "one launch",
+    ),
+    Choice(
+        "eviction", "the L2 policy of all that is streamed", BOTH,
+        ((4096, 4096), (8192, 8192), (32768, 8192)),
+        tuple(Alternative(policy or "none", {"EVICTIONS": (policy, policy)})
+              for policy in ("", "evict_last", "evict_first")),
+        lambda M, N: tiling.eviction(torch.empty(M, N, dtype=BF16, device="meta")) or "none",
+    ),
+    Choice(
+        "one_row_per_sm", "a second program kept off an SM", (FORWARD,), ((2048, 65536),),
+        (Alternative("on", {"one_row_per_sm": _always(
+            tiling.one_row_per_sm(tiling.LARGEST_N, BF16, traffic.GPU))}),
+         Alternative("off", {"one_row_per_sm": _always({})})),
+        lambda _, N: "on" if tiling.one_row_per_sm(N, BF16, traffic.GPU) else "off",
+    ),
+    Choice(
+        "backward_tile", "elements of a tile: small ones, two programs per SM, or large ones, one",
+        (BACKWARD,), tuple((ELEMENTS // N, N) for N in (64, 128, 256, 512)),
+        (Alternative(tiling.NARROW_BACKWARD_TILE, SMALL_TILE),
+         Alternative(tiling.BACKWARD_TILE, LARGE_TILE)),
+        lambda _, N: tiling.backward_tile(N).rows * tiling.backward_tile(N).block_size,
+        searched=True,
+    ),
+    Choice(
+        "dw_tile", "rows that a dw program adds per step, where rows are few", (BACKWARD,),
+        ((16, 8192), (64, 8192)),
+        tuple(Alternative(tile[0], {"dw_tile": _always(tile)})
+              for tile in (tiling.SMALL_DW_TILE, tiling.DW_TILE)),
+        lambda M, N: tiling.dw_tile(M, N, traffic.GPU)[0],
+        base={"backward_path": _always("few_rows_backward")},
+    ),
+    Choice(
+        "rstd", "one fp32 number per row, written for a backward", (FORWARD,),
+        ((524288, 64), (65536, 512), (2048, 2048)),
+        (Alternative("written"), Alternative("left out", needs_rstd=False)), _always(None),
+    ),
+    Choice(
+        "reduction", "what adds the partial rows of dw up", (BACKWARD,),
+        ((512, 2048), (4096, 8192)),
+        (Alternative("kernel"), Alternative("torch.sum", torch_sum=True)), _always("kernel"),
+        base=BUFFER,
+    ),
+    Choice(
+        "reduce_cols", "columns that one program of that kernel adds up", (BACKWARD,),
+        ((512, 2048), (4096, 8192)),
+        tuple(Alternative(cols, {"reduce_cols": _always(cols)}) for cols in (16, 32, 64)),
+        lambda *_: tiling.reduce_cols(traffic.GPU), base=BUFFER,
+    ),
+    Choice(
+        "split", "as many programs as SMs and a shorter last one, or fewer with equal shares",
+        (BACKWARD,), ((8192, 8192), (16384, 8192)),
+        (Alternative("shorter last", {"split_rows": split_rows}),
+         Alternative("equal", {"split_rows": equal_shares})),
+        _always("shorter last"),
+    ),
+)  # fmt: skip
