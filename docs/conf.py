@@ -41,7 +41,7 @@ extensions = [
     "mathml",
     "plain_docstrings",
     "results_tables",
-    "choice_tables",
+    "pinned_tables",
     "race",
     "run_code",
     "myst_parser",

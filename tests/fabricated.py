@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from rmsnorm_ref import tiling, traffic, tuning
-from rmsnorm_ref.measure import choices
+from rmsnorm_ref.measure import pinned
 from rmsnorm_ref.measure.recording import (
     Ceiling,
     Config,
@@ -109,7 +109,7 @@ def _searched() -> Iterator[Row]:
                 "ablations", "ours", "backward", 4096, N, kind="ablation", detail=detail
             )
             yield slowed(row, 1.3 + 0.1 * (value - 3) ** 2)
-    for choice in choices.CHOICES:
+    for choice in pinned.CHOICES:
         for pass_, (M, N), (i, one) in itertools.product(
             choice.passes, choice.shapes, enumerate(choice.alternatives)
         ):

@@ -1,6 +1,6 @@
 """What each pinned choice is worth: the package as it is beside the package decided otherwise.
 
-Both are the package's own launchers, with the attributes of `tiling` that `choices.py` names set
+Both are the package's own launchers, with the attributes of `tiling` that `pinned.py` names set
 while they build and launch. Where the tile itself is what differs, each alternative is launched
 with every number of warps that a search would try for it (and every number of stages, where the
 shipped table does not know the tile), and the fastest counts: no choice wins because its rival was
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     import torch
 
     from .calls import InputSet
-    from .choices import Alternative, Choice
+    from .pinned import Alternative, Choice
 
 
 @contextlib.contextmanager

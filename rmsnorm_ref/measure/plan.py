@@ -12,12 +12,12 @@ from . import (
     alternatives,
     cells,
     chain,
-    choices,
     counters,
     extras,
     kernel_rows,
     knobs,
     peers,
+    pinned,
     scaling,
 )
 from .cells import CELL_SECTIONS, Cell
@@ -151,7 +151,7 @@ def _knobs_and_host(
 
 
 def _choices(session: Session) -> Iterator[Step]:
-    for choice in choices.CHOICES:
+    for choice in pinned.CHOICES:
         for M, N in choice.shapes if set(choice.passes) & set(session.passes) else ():
             measure = functools.partial(alternatives.measure, session, choice, M, N)
             yield Step(f"ablations {choice.knob} {M} x {N} bfloat16", 2, measure)

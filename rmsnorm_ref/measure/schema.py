@@ -56,7 +56,7 @@ Dtype = Literal["float16", "bfloat16", "float32"]
 Flag = Literal["above_ceiling", "fits_in_l2", "by_difference"]
 Knob = Literal[
     "num_stages", "programs_per_sm",
-    # What tiling.py pins, see choices.py:
+    # What tiling.py pins, see pinned.py:
     "path", "few_rows", "eviction", "one_row_per_sm", "backward_tile", "dw_tile", "rstd",
     "reduction", "reduce_cols", "split",
 ]  # fmt: skip

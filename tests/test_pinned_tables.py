@@ -13,10 +13,10 @@ import pytest
 from fabricated import fabricated, slowed
 
 from rmsnorm_ref.measure import choice, figures
-from rmsnorm_ref.measure.choices import CHOICES
+from rmsnorm_ref.measure.pinned import CHOICES
 
 if TYPE_CHECKING:
-    from rmsnorm_ref.measure.choices import Choice
+    from rmsnorm_ref.measure.pinned import Choice
 
 pytest.importorskip("sphinx_gallery", reason="the site needs the docs extra")
 ROOT = Path(__file__).parents[1]
@@ -29,7 +29,7 @@ from rmsnorm_ref.measure import choice
 made_up = fabricated()
 kept = tuple(row for row in made_up.rows if row.knob not in {{"rstd", "split"}})
 choice.shipped = lambda: (dataclasses.replace(made_up, rows=kept),)
-extensions = ["choice_tables", "myst_parser"]
+extensions = ["pinned_tables", "myst_parser"]
 html_theme = "basic"
 """
 
@@ -38,10 +38,10 @@ html_theme = "basic"
 def tables(monkeypatch: pytest.MonkeyPatch) -> Any:
     """Import the extension, and let it see the made-up recording alone."""
     monkeypatch.syspath_prepend(ROOT / "docs/_ext")
-    import choice_tables  # type: ignore[import-not-found]  # found by the line above
+    import pinned_tables  # type: ignore[import-not-found]  # found by the line above
 
     monkeypatch.setattr(choice, "shipped", lambda: (fabricated(),))
-    return choice_tables
+    return pinned_tables
 
 
 def page(folder: Path, text: str) -> subprocess.CompletedProcess[str]:

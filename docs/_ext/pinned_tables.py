@@ -3,7 +3,7 @@
     ```{choices} eviction path
     ```
 
-is a table for each of these choices of `rmsnorm_ref.measure.choices`, with the time of every
+is a table for each of these choices of `rmsnorm_ref.measure.pinned`, with the time of every
 alternative and the one that is taken; `all` is one table with a line for each. What no recording
 holds is named in one sentence, and becomes a table by itself as soon as one does.
 """
@@ -18,14 +18,14 @@ from results_tables import _Directive, table_node
 from tables import DASH, SHAPE, Table, footnotes, marks
 
 from rmsnorm_ref.measure.choice import picked
-from rmsnorm_ref.measure.choices import CHOICES
+from rmsnorm_ref.measure.pinned import CHOICES
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from sphinx.application import Sphinx
 
-    from rmsnorm_ref.measure.choices import Choice
+    from rmsnorm_ref.measure.pinned import Choice
     from rmsnorm_ref.measure.recording import Row
 
 COMMAND = "python -m rmsnorm_ref bench --cells ablations"

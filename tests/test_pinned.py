@@ -11,7 +11,7 @@ import torch
 from made_up_clock import made_up_session
 
 from rmsnorm_ref import launch, oracle, tiling, traffic, tuning
-from rmsnorm_ref.measure import alternatives, calls, choices, knobs, peers, plan, schema, table
+from rmsnorm_ref.measure import alternatives, calls, knobs, peers, pinned, plan, schema, table
 from rmsnorm_ref.measure.cells import BF16, Cell
 from rmsnorm_ref.measure.schema import BACKWARD, FORWARD
 from rmsnorm_ref.measure.session import Session
@@ -20,15 +20,15 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from rmsnorm_ref.measure.alternatives import Trial
-    from rmsnorm_ref.measure.choices import Choice, Value
+    from rmsnorm_ref.measure.pinned import Choice, Value
 
 # Where alternatives differ on inputs that the interpreter can take; (M, N).
 TINY = {"one_row_per_sm": (2, 8200), "split": (10, 8192)}
 USUAL = 12, 96
-KNOBS = [choice.knob for choice in choices.CHOICES]
+KNOBS = [choice.knob for choice in pinned.CHOICES]
 EACH = [
     pytest.param(choice, pass_, id=f"{choice.knob} {pass_}")
-    for choice in choices.CHOICES
+    for choice in pinned.CHOICES
     for pass_ in choice.passes
 ]
 on_each = pytest.mark.parametrize(("choice", "pass_"), EACH)
@@ -38,9 +38,9 @@ Launched = list[tuple[Any, ...]]
 @pytest.fixture(autouse=True)
 def _nothing_left_behind() -> Iterator[None]:
     """Hold every test to it: neither the tiling nor a remembered launch is another afterwards."""
-    pinned, chosen, prepared = dict(vars(tiling)), tuning.chosen(), dict(tuning._prepared)
+    before, chosen, prepared = dict(vars(tiling)), tuning.chosen(), dict(tuning._prepared)
     yield
-    assert dict(vars(tiling)) == pinned
+    assert dict(vars(tiling)) == before
     assert tuning.chosen() == chosen
     assert tuning._prepared == prepared
 
@@ -80,14 +80,14 @@ def test_every_knob_of_the_schema_is_measured() -> None:
     device = torch.device("cpu")
     turned = {each.knob for each in knobs.variants(Cell("ablations", 64, 64, BF16), device)}
     assert sorted([*turned, *KNOBS]) == sorted(get_args(schema.Knob))
-    for choice in choices.CHOICES:
+    for choice in pinned.CHOICES:
         values = [each.value for each in choice.alternatives]
         assert len(set(values)) == len(values) > 1
         assert len(set(choice.shapes)) == len(choice.shapes)
         assert {choice.taken(*shape) for shape in choice.shapes} <= {*values, None}
 
 
-def pinned(M: int, N: int) -> tuple[Any, ...]:
+def decided(M: int, N: int) -> tuple[Any, ...]:
     """Return all that the tiling of a GPU says of a shape."""
     x = torch.empty(M, N, dtype=BF16, device="meta")
     return (
@@ -103,7 +103,7 @@ def pinned(M: int, N: int) -> tuple[Any, ...]:
     )
 
 
-@pytest.mark.parametrize("choice", choices.CHOICES, ids=KNOBS)
+@pytest.mark.parametrize("choice", pinned.CHOICES, ids=KNOBS)
 def test_what_is_taken_is_what_the_package_does(
     choice: Choice, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -111,10 +111,10 @@ def test_what_is_taken_is_what_the_package_does(
     monkeypatch.setattr(tiling, "sm_count", lambda _: 132)
     for M, N in choice.shapes:
         with alternatives.replaced((tiling, choice.base)):
-            as_it_is = pinned(M, N)
+            as_it_is = decided(M, N)
         for one in choice.alternatives:
             with alternatives.replaced((tiling, {**choice.base, **one.sets})):
-                alike = pinned(M, N) == as_it_is
+                alike = decided(M, N) == as_it_is
             told_apart = choice.knob not in {"rstd", "reduction"}  # by more than the tiling
             assert alike == (one.value == choice.taken(M, N)) or not told_apart
 
@@ -159,7 +159,7 @@ def test_alternatives_are_right(choice: Choice, pass_: schema.OnePass) -> None:
 # ---- Rows -------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("choice", choices.CHOICES, ids=KNOBS)
+@pytest.mark.parametrize("choice", pinned.CHOICES, ids=KNOBS)
 def test_rows_say_what_was_decided(choice: Choice) -> None:
     """Each alternative has one valid row per pass, with its knob, its value and the ceiling."""
     session = made_up_session()
@@ -181,7 +181,7 @@ def test_rows_say_what_was_decided(choice: Choice) -> None:
 
 def by_knob(knob: str) -> Choice:
     """Return the choice of a knob."""
-    return next(choice for choice in choices.CHOICES if choice.knob == knob)
+    return next(choice for choice in pinned.CHOICES if choice.knob == knob)
 
 
 def test_rows_tell_the_alternative_that_ran() -> None:
@@ -214,7 +214,7 @@ def test_all_choices_are_steps_of_a_run_in_bf16() -> None:
     """A run has one step per choice and shape, in bf16 alone, and only passes that were asked."""
     asked = Session(torch.device("cpu"), 1024)
     steps = list(plan.steps(asked, ["ablations"], None))
-    shapes = [(choice.knob, *shape) for choice in choices.CHOICES for shape in choice.shapes]
+    shapes = [(choice.knob, *shape) for choice in pinned.CHOICES for shape in choice.shapes]
     assert {f"ablations {knob} {M} x {N} bfloat16" for knob, M, N in shapes} < {
         step.label for step in steps
     }
@@ -223,7 +223,7 @@ def test_all_choices_are_steps_of_a_run_in_bf16() -> None:
     assert len(in_fp32) == len(steps) - len(shapes)
     forward = Session(torch.device("cpu"), 1024, (FORWARD,))
     found = list(plan.steps(forward, ["ablations"], None))
-    assert len(found) == sum(len(c.shapes) for c in choices.CHOICES if FORWARD in c.passes)
+    assert len(found) == sum(len(c.shapes) for c in pinned.CHOICES if FORWARD in c.passes)
 
 
 # ---- What goes wrong --------------------------------------------------------------------------
@@ -287,7 +287,7 @@ def test_all_choices_are_measured_on_a_gpu() -> None:
     device = torch.device("cuda", 0)
     session = Session(device, torch.cuda.get_device_properties(device).L2_cache_size)
     start = time.monotonic()
-    for choice in choices.CHOICES:
+    for choice in pinned.CHOICES:
         for M, N in choice.shapes:
             rows = alternatives.measure(session, choice, M, N)
             assert len(rows) == len(choice.passes) * len(choice.alternatives)
