@@ -19,7 +19,7 @@ import matplotlib.pyplot as plt
 import torch
 
 from rmsnorm_ref import rmsnorm, traffic
-from rmsnorm_ref.measure import figures, live, recording
+from rmsnorm_ref.measure import figures, live
 
 device = "cuda" if torch.cuda.is_available() else "cpu"
 M, N, DTYPE = 16, 2048, torch.bfloat16
@@ -71,20 +71,4 @@ print(f"forward: {4 * M * N / forward.obligatory_bytes:.0f} floating-point opera
 print(live.source(shown))
 figures.bandwidth_by_cell(shown, pass_="forward")
 figures.bandwidth_by_cell(shown, pass_="backward")
-plt.show()
-
-# %%
-# A model, held against a counter
-# -------------------------------
-#
-# Effective bandwidth is counted bytes over measured time; nothing in it reads the hardware. So the
-# same passes were run under the DRAM counters of the GPU. A count below the model is the L2 at
-# work: it holds on to what is written, and a small result need not have left it when the kernel
-# ends. Counters need a profiler's rights, so these are never taken live.
-
-counted = live.recorded("counters")
-print(live.source(counted))
-for pass_ in ("forward", "backward"):
-    if recording.select(counted.rows, kind="counter", pass_=pass_, dtype="bfloat16"):
-        figures.counters(counted, pass_=pass_)
 plt.show()

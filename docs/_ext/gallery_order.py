@@ -9,6 +9,7 @@ ORDER = (
     "plot_backward.py",
     "plot_bytes.py",
     "plot_bandwidth.py",
+    "plot_counters.py",
     "plot_widths.py",
     "plot_fp32_sums.py",
     "plot_dw_without_atomics.py",
