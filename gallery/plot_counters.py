@@ -11,8 +11,8 @@ where they do not the L2 cache is at work, mostly in favour of eager PyTorch.
 # What the model counts
 # ---------------------
 #
-# Every tensor of a pass once, the small ones too: w, dw, and rstd, one float a row, which the forward
-# saves for the backward. The sizes below are those of real tensors, after both passes ran.
+# Every tensor of a pass once, the small ones too: w, dw, and rstd, one float a row, which the
+# forward saves for the backward. The sizes below are those of real tensors, after both passes ran.
 
 import matplotlib.pyplot as plt
 import torch
