@@ -206,9 +206,11 @@ def pairs() -> Iterator[tuple[Mutant, torch.dtype]]:
     for mutant in MUTANTS:
         loosest = max(mutant.dtypes, key=lambda dtype: torch.finfo(dtype).eps)
         wide = mutant.case.N > tiling.ONE_TILE_MAX
-        # A fault that the forward shows needs no backward.
+        # A fault that the forward shows needs no backward, unless it is in the store of rstd, which
+        # only a backward wants.
         forward = mutant in FORWARD_MUTANTS and not {"dx", "dw"} & {*mutant.rejected_by}
-        case = mutant.case._replace(needs="") if forward else mutant.case
+        saves = mutant.old.startswith("rstd, mask")
+        case = mutant.case._replace(needs="") if forward and not saves else mutant.case
         for dtype in (loosest,) if wide else mutant.dtypes:
             yield mutant._replace(case=case), dtype
 
