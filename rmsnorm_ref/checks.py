@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from . import tiling
+from .steps import DTYPES
 
-DTYPES = (torch.float16, torch.bfloat16, torch.float32)
 FP32 = torch.finfo(torch.float32)
 
 
