@@ -14,6 +14,7 @@ import torch
 FENCE = 65536  # elements of NaN on either side; no tile reaches further
 NAN_AROUND = "packed, NaN around"
 UNEVEN = "uneven rows, 3-D"
+EQUAL = {"ones", "equal in a row"}  # values of which a long fp32 sum drifts in one direction
 
 # The same numbers laid out in other ways; {t} is a tensor, {M} and {N} its shape. All that lies
 # between the elements is NaN.
@@ -45,6 +46,7 @@ LAYOUTS = {
     ),
     "row expanded": "{t} = {t}[:1].expand({M}, {N})",
     "one number expanded": "{t} = {t}[:1, :1].expand({M}, {N})",
+    "one number a row": "{t} = {t}[:, :1].expand({M}, {N})",
 }
 # x, w and dy before layouts; rows differ in scale, no mean is zero, w is far from 1.
 _ROWS = "2.0 ** (torch.arange({M}) % 4 - 1)[:, None]"
@@ -75,6 +77,8 @@ VALUES: dict[str, dict[str, str]] = {
         "x": "torch.randn({M}, {N}, generator=g) * (1 + 99 * (torch.arange({N}) == {N} // 3))",
     },
     "negative": _RANDOM | {"x": "-" + _RANDOM["x"], "w": "-(1.5 + torch.rand({N}, generator=g))"},
+    "zeros in w": _RANDOM | {"w": "(" + _RANDOM["w"] + ") * (torch.arange({N}) % 3 != 1)"},
+    "small dy": _RANDOM | {"dy": "(" + _RANDOM["dy"] + ") / 4096"},
     "dy like x": _RANDOM | {
         "dy": "torch.randn({M}, {N}, generator=g) / 4 + x.float().sign().cpu()",
     },

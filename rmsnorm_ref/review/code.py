@@ -18,6 +18,14 @@ _TRUTHS = {
 }
 
 
+_FENCES = "from rmsnorm_ref.review import fences"
+
+
+def _fenced(passes: list[str]) -> list[str]:
+    first = "with fences.raised() as fence:  # new memory is full of NaN, between painted fields"
+    return [first, *(f"    {line}" for line in passes)]
+
+
 def head(loads: str) -> str:
     """Write the imports and the line that finds the candidate."""
     lines = ["import torch", "from rmsnorm_ref import oracle"]
@@ -28,9 +36,12 @@ def head(loads: str) -> str:
     return "\n".join(lines)
 
 
-def value(loads: str, case: Case, tensor: str, device: str) -> str:
-    """Show that one result leaves its bound."""
-    lines = [head(loads), source(case, device), *_passes(case, tensor)]
+def value(loads: str, case: Case, tensor: str, device: str, *, fenced: bool = False) -> str:
+    """Show that one result leaves its bound; `fenced`: memory that nobody writes reads as NaN."""
+    passes = _passes(case, tensor)
+    lines = [head(loads), source(case, device), *(_fenced(passes) if fenced else passes)]
+    if fenced:
+        lines.insert(0, _FENCES)
     if tensor != "y":
         lines.append("x, w = x.detach(), w.detach()")
     truth = _TRUTHS[tensor]
@@ -58,10 +69,8 @@ def flag(loads: str, case: Case, rule: str, device: str) -> str:
         lines += ["before = [t.clone() for t in (x, w, dy)]", *passes]
         lines += ["assert all(map(torch.equal, before, (x, w, dy)))"]
     elif rule == "r-outside":
-        lines.insert(0, "from rmsnorm_ref.review import fences")
-        lines += ["with fences.raised() as fence:"]
-        lines += [f"    {line}" for line in passes]
-        lines += ["assert fence.are_whole()"]
+        lines.insert(0, _FENCES)
+        lines += [*_fenced(passes), "assert fence.are_whole()"]
     elif rule == "r-alias":
         lines += ["y = f(x, w, eps)"]
         lines += ["assert y.untyped_storage().data_ptr() != x.untyped_storage().data_ptr()"]

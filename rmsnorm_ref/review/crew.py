@@ -54,6 +54,11 @@ class Crew:
         """Tell whether the candidate runs in this very process."""
         return self.pools[0].in_process
 
+    def renew(self) -> None:
+        """End all children: who is asked next knows of no earlier call."""
+        for pool in self.pools:
+            pool.close()
+
     def forgive(self) -> None:
         """Forget all deaths, and pass over nothing from now on: the search for the smallest."""
         for pool in self.pools:

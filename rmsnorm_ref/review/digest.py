@@ -8,8 +8,8 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from . import code, pattern, probes
-from .cases import NAN_AROUND, Case
-from .findings import INFO, Breach, Facts, Finding, breaches, rule_of, severity_of, words
+from .cases import EQUAL, NAN_AROUND, Case
+from .findings import INFO, STRICT, Breach, Facts, Finding, breaches, rule_of, severity_of, words
 from .rules import FAIL, NOTE, RULES
 from .shrink import Shrinker
 from .tolerance import CLEAN
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 # The smallest fault of all, a rounding too many, reaches 2 bounds where it shows.
 CLEAR = 1.5
 HABIT = 0.5  # share of a dtype's shapes from which a rounding counts as how the kernel computes
+_CAUSES = {"value", "range", "flag"}  # what makes a property fail that rests on the same case
 MOST_CLASSES = 6  # kinds of inputs that one fault is shrunk from
 Outcomes = list[tuple[Case, dict[str, Any]]]
 Groups = dict[Breach, Outcomes]
@@ -51,14 +52,19 @@ class Digest:
             for c, o in zip(cases, outcomes, strict=True)
             if _is_sweep(c) and "not_run" not in o
         ]
-        for breach, failing in uneven(groups, sweep).items():
+        apart = uneven(groups, sweep)
+        for breach, failing in apart.items():
             bad = {case for case, _ in failing}
-            where = pattern.tell(
-                [c for c, _ in sweep if c in bad], [c for c, _ in sweep if c not in bad]
-            )
+            other = {"value": "uneven", "uneven": "value"}.get(breach.kind, "")
+            bad |= {case for case, _ in apart.get(Breach(other, breach.what), [])}
+            without = {"y", "dx", "dw"} & {breach.what}  # a gradient that was not asked for
+            told = [c for c, o in sweep if c in bad or without <= set(o.get("tensors", {}))]
+            where = pattern.tell([c for c in told if c in bad], [c for c in told if c not in bad])
             classes: dict[str, tuple[Case, dict[str, Any]]] = {}
             for case, outcome in sorted(failing, key=lambda pair: _plainness(pair[0])):
                 classes.setdefault(rule_of(_packed(case), breach, self.facts), (case, outcome))
+            if breach.kind == "uneven" and Breach("value", breach.what) in apart:
+                classes.pop(f"r-value-{breach.what}", None)  # the same fault, told from the worse
             found: dict[str, Finding] = {}
             # One for all classes: what most of them shrink to is then run once.
             # A kernel with an eps of its own may have another one in each dtype: both stay.
@@ -85,7 +91,7 @@ class Digest:
             outcome = self._run(case)
         rule = rule_of(blamed, breach, self.facts)
         title, expected, got = words(case, breach, outcome)
-        severity = severity_of(rule, breach, outcome)
+        severity = severity_of(case, rule, breach, outcome)
         if rule == "r-runs" and breach.what == "forward" and case.N > 4096 and severity == NOTE:
             severity = INFO  # a limit that is told is no fault
         if breach.kind == "rounding":
@@ -99,8 +105,10 @@ class Digest:
             "range": code.value,
             "missing": code.missing,
         }
+        told = outcome.get("tensors", {}).get(breach.what, {})
+        fenced = {"fenced": True} if told and told["got"] != told["got"] else {}
         program = make.get(breach.kind, code.flag)(
-            self.loads, case, breach.what if breach.kind != "raised" else "", self.device
+            self.loads, case, breach.what if breach.kind != "raised" else "", self.device, **fenced
         )
         tensor = breach.what if breach.what in {"y", "dx", "dw"} else ""
         where = where if rule.startswith(("r-value", "r-rounding", "r-runs")) else ""
@@ -142,8 +150,12 @@ class Digest:
             if not outcome or "not_run" in outcome or "refused" in outcome:
                 continue
             rule = probes.PROBES[name].rule
+            plain = self._run(replace(case, needs=self.scope.gives))
+            broken = breaches(case, plain, self.facts) if "said" in outcome else []
+            if outcome.get("raised") and any(b.kind in {"raised", "died"} for b in broken):
+                continue  # the case itself is refused, which is told
             for breach in breaches(case, outcome, self.facts) if "said" not in outcome else []:
-                said = words(case, breach, outcome)[2]
+                said = words(case, breach, outcome)[2].partition("\n")[0]
                 outcome = {"severity": FAIL, "said": said}  # noqa: PLW2901
                 rule = rule_of(case, breach, self.facts) if breach.kind == "died" else rule
             done[name, rule] += 1
@@ -151,7 +163,15 @@ class Digest:
                 title = f"Fed x = {case.label()}: {outcome['said']}"
                 program = code.probe(self.loads, name, case, self.scope.gives, self.device)
                 seen_as = (title, case, RULES[rule].asks, outcome["said"], program)
-                self.findings.append(Finding(rule, outcome["severity"], *seen_as))
+                found = Finding(rule, outcome["severity"], *seen_as)
+                if outcome["severity"] == FAIL or rule in STRICT:
+                    found.explained_by = self._cause(rule, case, broken, probes.PROBES[name].needs)
+                self.findings.append(found)
+
+    def _cause(self, rule: str, case: Case, broken: list[Breach], needs: str) -> str:
+        """Name the rule that the very input of a property breaks; without `needs`, in y alone."""
+        shown = (b for b in broken if b.kind in _CAUSES and (needs or b.what not in {"dx", "dw"}))
+        return next((r for r in (rule_of(case, b, self.facts) for b in shown) if r != rule), "")
 
     def explain(self, cause: Finding) -> None:
         """Put a cause first, with the code of what it explains."""
@@ -159,6 +179,14 @@ class Digest:
         shown = next((f for f in values if f.tensor == "y"), None)
         if shown is not None:
             cause.case, cause.code, cause.where = shown.case, shown.code, shown.where
+        if cause.rule == "r-eps" and self.scope.takes_eps:  # plainest where it outweighs x
+            eps = self.facts.eps
+            case = Case(1, 2, self.scope.dtypes[0], values="ones", scale=eps**0.5, eps=eps)
+            case = replace(case, needs=self.scope.gives, one_plus=self.scope.one_plus)
+            breach, outcome = Breach("value", "y"), self._run(case)
+            if breach in breaches(case, outcome, self.facts):
+                cause.case, cause.where = case, words(case, breach, outcome)[0]
+                cause.code = code.value(self.loads, case, "y", self.device)
         same = [f for f in self.findings if f.rule == cause.rule]
         self.findings = [f for f in self.findings if f not in same]
         for finding in values:
@@ -190,6 +218,7 @@ def uneven(groups: Groups, sweep: list[tuple[Case, dict[str, Any]]]) -> Groups:
         for case, outcome in failing:
             clear = outcome["tensors"][breach.what]["ratio"] > CLEAR
             odd = clear and case.dtype != "float32" and habits[case.dtype] < HABIT
+            odd = odd and case.values not in EQUAL  # where fp32 itself drifts
             one = Breach("uneven", breach.what) if odd else breach
             found.setdefault(one, []).append((case, outcome))
     return found
@@ -211,10 +240,12 @@ def merged(findings: list[Finding]) -> list[Finding]:
     results: dict[tuple[str, str, str], list[str]] = {}
     for one in sorted(findings, key=lambda f: ("y", "dx", "dw", "").index(f.tensor)):
         by_result = one.rule.startswith(("r-value", "r-rounding")) or not one.tensor
+        by_result = by_result and one.rule not in {"r-crash", "r-hang", "r-cuda-error"}
         key = (one.rule, one.severity, one.tensor + one.title if by_result else "")
         kept.setdefault(key, one)
         results.setdefault(key, []).append(one.tensor)
-    for key, names in results.items():
+    for key, named in results.items():
+        names = [name for name in dict.fromkeys(named) if name]
         if len(names) > 1:
             kept[key].where = f"in {' and '.join(names)}"
     worst = {one.rule: one.n_failing for one in kept.values() if one.severity == FAIL}
@@ -223,14 +254,20 @@ def merged(findings: list[Finding]) -> list[Finding]:
     same = [
         key
         for key, one in kept.items()
-        if one.n_failing < worst.get(one.rule.replace("rounding", "value"), 0)
-        and one.rule.startswith("r-rounding")
+        if (
+            one.n_failing < worst.get(one.rule.replace("rounding", "value"), 0)
+            and one.rule.startswith("r-rounding")
+        )
+        or (
+            (one.rule, one.severity) == ("r-accumulation", NOTE)
+            and f"r-value-{one.tensor}" in worst
+        )
     ]
     for key in same:
         del kept[key]
     for one in kept.values():
         causes = [f"r-value-{one.tensor}"] if one.rule.startswith("r-rounding") else []
-        causes += ["r-value-dx"] if one.rule == "r-double-backward" else []
+        causes += ["r-value-dx"] if one.rule == "r-double-backward" and one.severity == FAIL else []
         causes += ["r-inputs-untouched"] if "inplace operation" in one.got else []
         cause = next((c for c in causes if c in failed), "")
         one.explained_by = one.explained_by or cause
@@ -255,7 +292,7 @@ def _is_sweep(case: Case) -> bool:
 def _plainness(case: Case) -> tuple[int, bool, int]:
     plain = Case(case.M, case.N, case.dtype)
     packed = _packed(case)
-    differ = sum(
+    differ = (not case.M) + sum(
         getattr(packed, n) != getattr(plain, n)
         for n in vars(plain)
         if n not in {"eps", "seed", "one_plus"}

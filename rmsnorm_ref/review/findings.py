@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from .cases import NAN_AROUND, Case
+from .cases import EQUAL, NAN_AROUND, Case
 from .rules import FAIL, NOTE, RULES
 from .tolerance import CLEAN, EAGER, ROUNDING, WRONG
 
@@ -106,11 +106,12 @@ def rule_of(case: Case, breach: Breach, facts: Facts) -> str:
     if kind == "flag":
         return what
     if kind == "missing":
-        return "r-who-needs-grad"
+        return "r-who-needs-grad" if case.M else "r-zero-rows"
     if kind == "range":
         return "r-fp16-squares"
     if kind == "rounding":
-        return f"r-rounding-{what}"
+        drifts = case.dtype == "float32" and case.values in EQUAL
+        return "r-accumulation" if drifts else f"r-rounding-{what}"
     plain = "r-runs" if kind == "raised" else f"r-value-{what}"
     return _by_feature(case, facts) or plain
 
@@ -135,7 +136,8 @@ def _by_feature(case: Case, facts: Facts) -> str:  # noqa: C901, PLR0911  # one 
     by_value = {"zeros": "r-zero-row", "a row of zeros": "r-zero-row", "ones": "r-accumulation",
                 "equal in a row": "r-accumulation", "dy like x": "r-accumulation",
                 "outlier channel": "r-real-input", "layer 0": "r-real-input",
-                "layer 5": "r-real-input"}  # fmt: skip
+                "layer 5": "r-real-input", "zeros in w": "r-weight",
+                "small dy": "r-scales"}  # fmt: skip
     if (case.eps != facts.eps and facts.takes_eps) or case.scale < 0.1:
         by_eps = case.scale > 1e-5 and case.dtype != "float16"  # in float16 these are few bits
         return "r-eps" if by_eps else "r-scales"
@@ -144,10 +146,12 @@ def _by_feature(case: Case, facts: Facts) -> str:  # noqa: C901, PLR0911  # one 
     return by_value.get(case.values, "")
 
 
-def severity_of(rule: str, breach: Breach, outcome: dict[str, Any]) -> str:
+def severity_of(case: Case, rule: str, breach: Breach, outcome: dict[str, Any]) -> str:
     """Say what a breach does to the verdict."""
-    if breach.kind in {"rounding", "range"} or rule == "r-dtypes":
+    if breach.kind in {"rounding", "range"}:
         return NOTE
+    if rule == "r-dtypes":  # of a w in another dtype eager code promotes
+        return NOTE if case.w_dtype not in {"", case.dtype} else FAIL
     if breach.kind != "raised" or breach.what == "backward":
         return FAIL
     error = (outcome.get("raised") or outcome.get("failed") or {}).get("type", "")
@@ -182,14 +186,25 @@ def words(case: Case, breach: Breach, outcome: dict[str, Any]) -> tuple[str, str
     judged = outcome["tensors"][breach.what]
     at = f"{breach.what}{judged['index']}"
     got, truth, bound = judged["got"], judged["expected"], judged["bound"]
-    title = f"{fed}: {at} came out {got:.6g}, the truth is {truth:.6g}"
+    title = f"{fed}: {at} came out {' the truth is '.join(apart(got, truth))}"
     if breach.kind == "rounding":
         far = f"{judged['ratio']:.3g} bounds from the truth"
         title = f"{fed}: {at} is {far}, no further than eager code"
+        if case.dtype == "float32" and case.values in EQUAL:
+            title = f"{fed}: {at} is {far}, as where equal terms are added one by one"
     if breach.kind == "range":
         title += ", as in eager code that stays in float16"
     expected = f"{truth!r}, within {bound:.3g}"
     return title, expected, f"{got!r}, off by {abs(got - truth):.3g} ({judged['ratio']:.3g} bounds)"
+
+
+def apart(got: float, truth: float) -> tuple[str, str]:
+    """Print two numbers with as many digits as tell them apart, six or more."""
+    for digits in range(6, 18):
+        one, other = f"{got:.{digits}g}", f"{truth:.{digits}g}"
+        if one != other:
+            break
+    return f"{one},", other
 
 
 def _ended(how: str) -> str:

@@ -40,10 +40,12 @@ def tell(failing: list[Case], passing: list[Case]) -> str:  # noqa: PLR0911  # a
     )
     if found:
         return f"{count}: exactly where {found}"
-    if len({case.N for case in failing}) == 1:
-        return f"{count}: only at N = {failing[0].N}"
-    if len({case.M for case in failing}) == 1:
-        return f"{count}: only at M = {failing[0].M}"
+    for name in ("N", "M"):
+        values = {getattr(case, name) for case in failing}
+        if len(values) == 1 and not any(getattr(case, name) in values for case in others):
+            return f"{count}: only at {name} = {values.pop()}"
+    if len({(case.M, case.N) for case in failing}) == 1:
+        return f"{count}: only at [{failing[0].M}, {failing[0].N}]"
     return f"{count}, N from {min(c.N for c in failing)} to {max(c.N for c in failing)}"
 
 

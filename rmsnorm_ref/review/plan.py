@@ -29,15 +29,20 @@ WIDTHS = (1, 2, 3, 4, 5, 7, 8, 9, 12, 13, 16, 20, 24, 31, 32, 33, 40, 48, 63, 64
           2049, 2304, 2560, 3000, 3072, 3584, 4095, 4096, 4097, 4608, 5000, 5120, 6144, 7168, 8191,
           8192, 8193, 10000, 10240, 12288, 14336, 16383, 16384, 16385, 18432, 20480, 24576, 28672,
           32767, 32768, 32769, 40000, 65535, 65536)  # fmt: skip
+# Of heads and hidden states of models in use, beside those above.
+OF_MODELS = (72, 112, 176, 288, 416, 448, 704, 832, 960, 1088, 1408, 1600, 1920, 2112, 2688, 2816,
+             2880, 3200, 3840, 4544, 5376, 5632, 6656, 7680, 8960, 11008, 13824, 15360,
+             21504)  # fmt: skip
 HEIGHTS = (1, 2, 4, 6, 10, 11, 12, 14, 15, 16, 17, 23, 31, 32, 33, 47, 48, 63, 64, 65, 96, 100, 108,
            109, 127, 128, 129, 131, 132, 133, 147, 148, 149, 160, 192, 255, 256, 257, 264, 265, 300,
            384, 511, 512, 513, 600, 768, 1000, 1023, 1024, 1025, 1536, 2047, 2048, 2049, 3000, 4095,
            4096, 4097, 5000, 8191, 8192, 8193)  # fmt: skip
+TALL_AND_WIDE = ((140, 1024), (300, 520), (1030, 260))
 TALL = (65535, 65536, 65537, 131073)  # a grid's second dimension ends at 65535
 BEYOND = (65537, 131072, 131073, 262144, 300000)
 X_LAYOUTS = ("offset by one", "aligned slice", "odd slice", "odd stride", "every other row",
              "every other column", "transposed", UNEVEN, "row expanded", NAN_AROUND)  # fmt: skip
-DY_LAYOUTS = (*X_LAYOUTS, "one number expanded")
+DY_LAYOUTS = (*X_LAYOUTS, "one number expanded", "one number a row")
 FEATURE_SHAPE = (6, 40)
 
 
@@ -87,7 +92,8 @@ def _values(scope: Scope) -> list[Case]:
     found = [*plain, *(around(Case(*shape)) for shape in core)]
     # The order of a sum in 16 bits shows only where many rows or columns are added.
     found += [around(Case(300, 24, dtype)) for dtype in scope.dtypes if not scope.interpreted]
-    widths = [(max(1, min(3 + index % 7, 24000 // N)), N) for index, N in enumerate(WIDTHS)]
+    every = (*WIDTHS, *OF_MODELS)
+    widths = [(max(1, min(3 + index % 7, 24000 // N)), N) for index, N in enumerate(every)]
     if scope.interpreted:
         widths = [(2, N) for N in WIDTHS if N <= (8193 if scope.full else 4097)]
         turns = itertools.cycle(scope.dtypes)
@@ -112,6 +118,15 @@ def _values(scope: Scope) -> list[Case]:
         large = sparse or (shape[0] * shape[1] > 4000 and not scope.full)
         turn = scope.dtypes[sum(shape) % len(scope.dtypes)]
         found += [around(Case(*shape, dtype)) for dtype in ((turn,) if large else scope.dtypes)]
+    if not scope.sm_count and not scope.full:  # the other dtypes, with one row
+        found += [
+            around(Case(1, N, dtype))
+            for M, N in widths
+            for dtype in scope.dtypes
+            if M * N > 4000 and N <= 16385 and dtype != scope.dtypes[(M + N) % len(scope.dtypes)]
+        ]
+    turns = itertools.cycle(scope.dtypes)
+    found += [around(Case(*shape, next(turns))) for shape in TALL_AND_WIDE]
     beyond = BEYOND if scope.full else BEYOND[:3]
     found += [around(Case(1, N, scope.dtypes[0])) for N in beyond]
     return found
@@ -127,6 +142,7 @@ def _features(scope: Scope) -> list[Case]:
         found += [replace(base, dy_layout=layout) for layout in DY_LAYOUTS]
         found += [replace(base, w_layout=layout) for layout in ("offset by one", "every other")]
         found += [replace(base, lead=lead) for lead in ((2, 3), (1, 2, 3), (6, 1), (2, 1, 3, 1))]
+        found.append(Case(24, N, dtype, lead=(3, 8)))
         found += [replace(base, M=1, lead=()), replace(base, M=0), replace(base, M=0, lead=(3, 0))]
         found += [replace(base, needs="x"), replace(base, needs="w")]
     turns = itertools.cycle(scope.dtypes)
@@ -168,7 +184,7 @@ def _extremes(scope: Scope) -> list[Case]:
             found.append(replace(base, values="ones", scale=300.0))
             found.append(replace(base, values="equal in a row"))
         for values in ("equal in a row", "zeros", "a row of zeros", "outlier channel", "negative",
-                       "dy like x", "steps"):  # fmt: skip
+                       "dy like x", "steps", "zeros in w", "small dy"):  # fmt: skip
             found += [Case(*shape, dtype, values=values) for shape in ((4, 17), (8, 64))]
         found += [Case(M, N, dtype, values="one-hot", eps=1e-4 if scope.takes_eps else 1e-6)
                   for M, N in ((1, 4), (3, 17), (2, 2048))]  # fmt: skip
@@ -192,6 +208,10 @@ def _eps(scope: Scope) -> list[Case]:
         for eps in (1e-6, 1e-5, 1e-2):
             size = eps**0.5
             found += [Case(*shape, dtype, scale=size, eps=eps) for shape in ((3, 17), (8, 64))]
+    # A default that takes the place of 0, a floor below which eps is not followed.
+    for eps, size in ((0.0, 1e-3), (1e-12, 1e-6)):
+        if "float32" in scope.dtypes:
+            found += [Case(*shape, scale=size, eps=eps) for shape in ((3, 17), (8, 64))]
     wide = ((7, 40), (9, 1561), (3, 9000), (3, 17000), (2, 33000))
     return found + [Case(*shape, scope.dtypes[0], scale=1e-3) for shape in wide]
 
@@ -207,6 +227,8 @@ def probes(scope: Scope) -> list[tuple[str, Case]]:
             continue
         dtypes = [d for d in scope.dtypes if not probe.dtypes or d in probe.dtypes]
         chosen = shapes[:1] if name in {"short_w", "float64", "double_vanishes"} else shapes
+        if name.startswith("stale"):
+            chosen = shapes[:2]
         if name.startswith(("batch", "same")):
             chosen = [*chosen, (5, 8192), (5, 17000), (3, 33000), (8, 64)]
         if name == "double":

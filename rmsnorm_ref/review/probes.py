@@ -57,6 +57,39 @@ once = [gradient.clone() for gradient in once]
 again = torch.autograd.grad(y, leaves, dy)
 assert all(map(close, once, again)), "the second backward gave other gradients than the first"
 """, if_raised=NOTE, needs="x"),
+    "kept": Probe("r-two-backwards", """
+y = f(x, w, eps)
+first = torch.autograd.grad(y, leaves, dy, retain_graph=True)
+before = [gradient.clone() for gradient in first]
+torch.autograd.grad(y, leaves, 2 * dy)
+assert all(map(close, first, before)), "the second backward changed what the first had given"
+""", if_raised=NOTE, needs="x"),
+    "stale": Probe("r-independent-calls", """
+x, w = x.detach(), w.detach()
+def right():
+    return close(f(x, w, eps), oracle.truth(x, w, eps))
+
+was = right()
+x.copy_(x.flip(0, 1))  # in place, as an optimizer changes a weight
+w.copy_(w.flip(0))
+assert right() or not was, "x and w were changed in place, and y is not that of the new values"
+w = w.to(torch.float32 if w.dtype != torch.float32 else torch.bfloat16)
+was = right()
+w.copy_(w.flip(0))
+assert right() or not was, "w was changed in place, and y is not that of the new values"
+""", if_raised=FINE),
+    "stale_grads": Probe("r-independent-calls", """
+def right():
+    found = torch.autograd.grad(f(x, w, eps), leaves, dy)
+    dx, dw = oracle.truth_backward(dy, x.detach(), w.detach(), eps)
+    return all(close(a, dx if leaf is x else dw) for a, leaf in zip(found, leaves))
+
+was = right()
+with torch.no_grad():  # in place, as an optimizer changes a weight
+    x.copy_(x.flip(0, 1))
+    w.copy_(w.flip(0))
+assert right() or not was, "x and w were changed in place; a gradient is not that of the new values"
+""", if_raised=FINE, needs="x"),
     "no_grad": Probe("r-no-grad", """
 y = f(x, w, eps)
 with torch.no_grad():
@@ -94,6 +127,7 @@ y = f(x, w, eps)
 others = [0, *range(3, len(x))]
 assert close(y[others], clean[others]), "a NaN and an infinity in rows 1 and 2 changed other rows"
 assert y[1].isnan().all(), "a row that holds a NaN came out finite"
+assert not y[2, 0].isfinite(), "an infinity in x came out finite"
 """, least_m=4),
     "nan_dx": Probe("r-nan-contained", """
 clean = torch.autograd.grad(f(x, w, eps), x, dy)[0].clone()
@@ -103,15 +137,27 @@ others = [0, *range(2, len(x))]
 assert close(dx[others], clean[others]), "a NaN in row 1 of dy changed other rows of dx"
 assert dx[1, -1].isnan(), "a NaN in dy came out finite in dx"
 """, needs="x", least_m=4),
+    "nan_x_dx": Probe("r-nan-contained", """
+clean = torch.autograd.grad(f(x, w, eps), x, dy)[0].clone()
+with torch.no_grad():
+    x[1, -1] = float("nan")
+dx = torch.autograd.grad(f(x, w, eps), x, dy)[0]
+others = [0, *range(2, len(x))]
+assert close(dx[others], clean[others]), "a NaN in row 1 of x changed other rows of dx"
+assert dx[1].isnan().all(), "dx came out finite in a row of x that holds a NaN"
+""", needs="x", least_m=4),
     "double": Probe("r-double-backward", """
 dx = torch.autograd.grad(f(x, w, eps), x, dy, create_graph=True)[0]
 if dx.requires_grad:
-    found = torch.autograd.grad(dx.square().sum(), x)[0]
-    x64 = x.detach().double().requires_grad_()
-    dx64 = torch.autograd.grad(oracle.truth(x64, w, eps), x64, dy.double(), create_graph=True)[0]
-    expected = torch.autograd.grad(dx64.square().sum(), x64)[0]
-    error = float((found - expected).norm() / expected.norm())
-    assert error < 1e-2, f"a second derivative is off by {100 * error:.0f} % of its size"
+    found = torch.autograd.grad(dx.square().sum(), leaves, allow_unused=True)
+    own = [leaf.detach().double().requires_grad_() for leaf in leaves]
+    gain = own[-1] if len(own) > 1 else w
+    y64 = oracle.truth(own[0], gain, eps)
+    dx64 = torch.autograd.grad(y64, own[0], dy.double(), create_graph=True)[0]
+    expected = torch.autograd.grad(dx64.square().sum(), own)
+    for name, a, b in zip("xw", found, expected):
+        error = 1.0 if a is None else float((a - b).norm() / b.norm())
+        assert error < 1e-2, f"a second derivative, by {name}, is off by {100 * error:.0f} %"
 """, if_raised=FINE, needs="x", dtypes=("float32",)),
     "double_vanishes": Probe("r-double-backward", """
 dx = torch.autograd.grad(f(x, w, eps), x, dy, create_graph=True)[0]
@@ -154,7 +200,9 @@ HUGE = {"size", "size_dx"}  # only on request: each takes some 20 GB and 2^31 el
 CLOSE = """
 def close(a, b):
     unit = 8 * max(torch.finfo(t.dtype).eps for t in (a, b))
-    return torch.allclose(a.float(), b.float(), unit, unit * float(b.float().abs().max()))
+    a, b = a.double(), b.double()
+    size = float(b.abs().nan_to_num(0.0, 0.0).max())
+    return torch.allclose(a, b, unit, unit * size, equal_nan=True)
 """
 
 
@@ -164,7 +212,7 @@ def text(name: str, case: Case, gives: str, device: str = "cpu") -> str:
     lines = [source(case, device)]
     body = PROBES[name].text
     if case.one_plus:
-        body = re.sub(r"(oracle\.truth\(\w+), w", r"\1, 1 + w", body)
+        body = re.sub(r"(oracle\.truth\w*\((?:dy, )?[\w.\[\]()]+?), (w|gain)", r"\1, 1 + \2", body)
     if PROBES[name].needs:
         lines += [f"{leaf}.requires_grad_()" for leaf in wanted]
     if "leaves" in body:

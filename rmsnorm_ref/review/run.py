@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 from tqdm import tqdm
 
-from . import code, gradients, plan, semantics
+from . import code, gradients, history, plan, semantics
 from .cases import Case
 from .crew import Crew
 from .digest import Digest, merged
@@ -151,7 +151,10 @@ class _Review:
             gives
         )
         if absent and dtypes:
-            self.findings.append(Finding(absent, NOTE, GIVES[gives], Case(8, 64, dtypes[0])))
+            case = Case(8, 64, dtypes[0], eps=eps[dtypes[0]], one_plus=self.options.one_plus_w)
+            program = code.missing(self.loads, case, "dw" if gives == "x" else "dx", self.device)
+            seen = ("a gradient", "None", program)
+            self.findings.append(Finding(absent, NOTE, GIVES[gives], case, *seen))
         return gives, tuple(dtypes)
 
     # ---- What it does ----------------------------------------------------------------------------
@@ -187,7 +190,7 @@ class _Review:
         cause = from_semantics(fitted, one_plus=scope.one_plus)
         if cause is not None:
             digest.explain(cause)
-        self.findings += merged(digest.findings)
+        self.findings += merged(history.tell(digest.findings, self.pool, self.facts))
         self.bar.set_description_str("errors beside the reference's")
         if not self.pool.gave_up and self.options.only is None:
             self.told["accuracy"] = self.pool.ask({"op": "accuracy", **words})

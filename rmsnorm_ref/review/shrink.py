@@ -6,7 +6,7 @@ import itertools
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from .cases import UNEVEN, Case
+from .cases import NAN_AROUND, UNEVEN, Case
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -95,6 +95,13 @@ class Shrinker:
             yield plain
 
     def _one_plain(self, case: Case) -> Iterator[Case]:
+        uneven = {
+            name: "packed" for name in ("x_layout", "dy_layout") if getattr(case, name) == UNEVEN
+        }
+        layouts = {case.x_layout, case.dy_layout}
+        if uneven and layouts <= {UNEVEN, NAN_AROUND, "packed"}:
+            # Three dimensions may be all that is wrong with it.
+            yield replace(case, lead=case.shape[:2], **uneven)  # type: ignore[arg-type]
         for name, value in self._plain.items():
             if getattr(case, name) != value:
                 yield replace(case, **{name: value})
