@@ -7,11 +7,10 @@ through Triton, and the later ones hand their arguments straight to what it comp
 """
 
 import concurrent.futures
-import contextlib
 import contextvars
 import os
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import numpy as np
@@ -26,20 +25,25 @@ _ONE_AT_A_TIME = threading.Lock()
 _compiles_only = contextvars.ContextVar("compiles_only", default=False)
 
 
-@contextlib.contextmanager
-def compiled_together() -> Iterator[None]:
-    """Compile what the first launches inside would launch, side by side on all cores; launch none.
+def compile_together(calls: Iterable[Callable[[], object]]) -> None:
+    """Compile the kernels that some calls would launch, side by side on all cores; launch none.
 
     A search has some 16 kernels to compile, which one after the other take longer than all its
-    timing. What compiled here is found again, by Triton's own key, when it is launched.
+    timing. What compiled here is found again, by Triton's own key, when it is launched. One that
+    does not compile says so when it is launched.
     """
-    with concurrent.futures.ThreadPoolExecutor(os.cpu_count()) as executor:
-        token = _compiles_only.set(True)
-        try:
-            with triton.AsyncCompileMode(executor):
-                yield
-        finally:
-            _compiles_only.reset(token)
+
+    def compile_all() -> None:
+        _compiles_only.set(True)
+        with (
+            concurrent.futures.ThreadPoolExecutor(os.cpu_count()) as executor,
+            triton.AsyncCompileMode(executor, ignore_errors=True),
+        ):
+            for call in calls:
+                call()
+
+    # What is set in a copy of the context ends with it, whatever is raised.
+    contextvars.copy_context().run(compile_all)
 
 
 def _listens(hook: Any) -> bool:

@@ -35,6 +35,8 @@ class Job(NamedTuple):
     needs_dx: bool = True
     needs_dw: bool = True
     large: bool = False  # as for so many rows that the L2 policy is another
+    capped: bool = False  # as for as many rows as a cap on registers makes one wave
+    needs_rstd: bool = True
     force_stages: int = 0  # passed as a launch option, which no launcher does; 0: it is not
 
 
@@ -113,13 +115,14 @@ def launch(job: Job) -> None:
     from rmsnorm_ref import backward, forward, tiling, tuning
 
     tiling.LARGE_BYTES = 0 if job.large else sys.maxsize
+    tiling.one_wave = lambda *_: range(MANY + 1) if job.capped else range(0)
     dtype, w_dtype = getattr(torch, job.dtype), getattr(torch, job.w_dtype)
     tuning.set_mode("fixed")  # and forget the launches of the job before
     tuning.shipped = lambda *_: tuning.Config(job.num_warps, job.num_stages)
     M = FEW if job.path == "few_rows_backward" else MANY
     x, w = torch.empty(M, job.N, dtype=dtype), torch.empty(job.N, dtype=w_dtype)
     if job.path.endswith("forward"):
-        forward.launch_forward(x, job.N, w, 1e-6)
+        forward.launch_forward(x, job.N, w, 1e-6, needs_rstd=job.needs_rstd)
     else:
         needs = {"needs_dx": job.needs_dx, "needs_dw": job.needs_dw}
         backward.launch_backward(x.clone(), job.N, x, job.N, w, torch.empty(M), **needs)

@@ -219,6 +219,29 @@ def test_large_data_compiles_too(tmp_path: Path) -> None:
         assert same == [not follows_size, *[True] * (len(same) - 1)], job
 
 
+@pytest.mark.slow
+def test_the_cap_on_registers_costs_no_spill(tmp_path: Path) -> None:
+    """Where one wave is made by a cap, 32 registers are enough, and the kernel would take more."""
+    jobs = [
+        Job(CHOSEN_ON, "forward", N, dtype, w_dtype, *config, capped=capped, needs_rstd=needs_rstd)
+        for N in (1504, 2048, 3000, 4096)
+        for dtype, w_dtype in (("bfloat16", "bfloat16"), ("float16", "bfloat16"))
+        for config in [shipped("forward", N, dtype)]
+        for needs_rstd in (False, True)
+        for capped in (False, True)
+    ]
+    results = compile_offline(jobs, tmp_path)
+    for job, (free,), (capped,) in zip(jobs[::2], results[::2], results[1::2], strict=True):
+        assert (capped.n_registers, capped.n_spill_bytes) == (32, 0), job
+        assert capped.n_registers <= free.n_registers <= 40
+        n_sm, threads = 132, 2048
+        wave = tiling.one_wave(job.N, torch.bfloat16, job.num_warps, n_sm, threads)
+        per_sm = [65536 // (n * free.n_threads) for n in (40, 32)]
+        assert (wave.start - 1, wave.stop - 1) == (n_sm * per_sm[0], n_sm * per_sm[1])
+        if not job.needs_rstd:
+            assert free.n_registers > capped.n_registers, "nothing to cap"
+
+
 def test_limits_are_felt() -> None:
     """A kernel one unit above each limit is found at fault, and one that meets them all is not."""
     job = Job(CHOSEN_ON, "forward", 2048, "float16", "float16", 2, 1)

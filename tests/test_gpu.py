@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 pytestmark = pytest.mark.gpu
 
-BF16 = torch.bfloat16
+FP16, BF16 = torch.float16, torch.bfloat16
 MOST_SEARCH_TIME_S = 5.0  # of a first call, most of it the compilation of some 16 kernels
 
 
@@ -170,6 +170,22 @@ def test_the_l2_policy_moves_no_bit(N: int, device: str) -> None:
     assert tiling.eviction(x) != tiling.eviction(x[:1024])
     large, small = run(x, w, dy), run(x[:1024], w, dy[:1024])
     assert_same_bits((large.y[:1024], large.dx[:1024]), (small.y, small.dx))
+
+
+@pytest.mark.usefixtures("fixed")
+@pytest.mark.parametrize("dtype", [FP16, BF16])
+@pytest.mark.parametrize("N", [2048, 3000, 4096])
+def test_the_cap_on_registers_moves_no_bit(N: int, dtype: torch.dtype, device: str) -> None:
+    """A row has the same bits where a cap makes all rows one wave, and in other batches."""
+    gpu = torch.device("cuda", 0)
+    warps = tuning.shipped("forward", N, dtype).num_warps
+    per_sm = tiling.threads_per_sm(gpu)
+    wave = tiling.one_wave(N, dtype, warps, tiling.sm_count(gpu), per_sm)
+    x, w, _ = make(wave.stop, N, dtype, device=device)
+    with torch.no_grad():
+        one, before, after = (rmsnorm(x[:M], w, 1e-6) for M in (wave[-1], wave[0] - 1, wave.stop))
+    trained = run(x[: wave[-1]], w, torch.ones_like(x[: wave[-1]])).y
+    assert_same_bits((one[: wave[0] - 1], one, one), (before, after[: wave[-1]], trained))
 
 
 @pytest.mark.usefixtures("fixed")

@@ -99,6 +99,7 @@ def decided(M: int, N: int) -> tuple[Any, ...]:
         tiling.dw_tile(M, N, traffic.GPU),
         tiling.reduce_cols(traffic.GPU),
         tiling.one_row_per_sm(N, BF16, traffic.GPU),
+        M in tiling.one_wave(N, BF16, -(-N // 512), 132, 2048),
         tiling.eviction(x),
     )
 

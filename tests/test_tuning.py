@@ -16,7 +16,7 @@ from rmsnorm_ref.tuning import Config
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-FP16, FP32 = torch.float16, torch.float32
+FP16, BF16, FP32 = torch.float16, torch.bfloat16, torch.float32
 CPU = torch.device("cpu")
 BLOCK_SIZES = tuple(2**i for i in range(17))
 MANY = 2**20  # rows, more than any threshold
@@ -69,6 +69,17 @@ def test_rows_are_split_into_whole_tiles_that_cover_all(
         assert (n_programs - 1) * rows_per_program < M <= n_programs * rows_per_program
         assert rows_per_program % tile_rows == 0
         assert n_programs * n_blocks <= most
+
+
+def test_a_cap_on_registers_is_asked_for_where_it_makes_one_wave() -> None:
+    """132 SMs hold 12 programs of 128 threads, capped 16; no other tile, dtype or GPU is capped."""
+    wave = tiling.one_wave(2048, BF16, 4, 132, 2048)
+    assert wave == tiling.one_wave(1032, FP16, 4, 132, 2048) == range(132 * 12 + 1, 132 * 16 + 1)
+    assert tiling.one_wave(4096, BF16, 8, 132, 2048) == range(132 * 6 + 1, 132 * 8 + 1)
+    others = ((2048, FP32, 4), (2044, BF16, 4), (2048, BF16, 8), (1024, BF16, 4), (8192, BF16, 8))
+    assert not any(tiling.one_wave(*other, 132, 2048) for other in others)
+    assert not tiling.one_wave(2048, BF16, 4, 132, 1536), "12 programs are all it has room for"
+    assert not tiling.one_wave(2048, BF16, 4, 4, tiling.threads_per_sm(torch.device("cpu")))
 
 
 @on_every_width

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
-from rmsnorm_ref import tiling, traffic
+from rmsnorm_ref import tiling, traffic, tuning
 
 from .cells import BF16
 from .schema import BACKWARD, FORWARD, Knob, OnePass
@@ -61,6 +61,14 @@ def equal_shares(M: int, N: int, device: torch.device) -> tuple[int, int]:
     return -(-M // rows), rows
 
 
+one_wave = tiling.one_wave  # the package's own, as above
+
+
+def one_wave_on_h200(N: int) -> range:
+    """Return what `tiling.one_wave` says of the shipped config on an H200, bf16."""
+    return one_wave(N, BF16, tuning.shipped("forward", N, BF16).num_warps, 132, 2048)
+
+
 BOTH: tuple[OnePass, ...] = (FORWARD, BACKWARD)
 BUFFER = {"backward_path": _always("backward")}  # the two kernels, however few the rows
 LARGE_TILE = {"NARROW_MAX": 0}
@@ -95,6 +103,13 @@ CHOICES = (
             tiling.one_row_per_sm(tiling.LARGEST_N, BF16, traffic.GPU))}),
          Alternative("off", {"one_row_per_sm": _always({})})),
         lambda _, N: "on" if tiling.one_row_per_sm(N, BF16, traffic.GPU) else "off",
+    ),
+    Choice(
+        "one_wave", "32 registers a thread, so that all rows are in work at once", (FORWARD,),
+        ((1024, 4096), (2048, 2048), (4096, 2048)),
+        (Alternative("capped", {"one_wave": _always(range(2**40))}, needs_rstd=False),
+         Alternative("not capped", {"one_wave": _always(range(0))}, needs_rstd=False)),
+        lambda M, N: "capped" if M in one_wave_on_h200(N) else "not capped",
     ),
     Choice(
         "backward_tile", "elements of a tile: small ones, two programs per SM, or large ones, one",

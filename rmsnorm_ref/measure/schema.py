@@ -57,8 +57,8 @@ Flag = Literal["above_ceiling", "fits_in_l2", "by_difference"]
 Knob = Literal[
     "num_stages", "programs_per_sm",
     # What tiling.py pins, see pinned.py:
-    "path", "few_rows", "eviction", "one_row_per_sm", "backward_tile", "dw_tile", "rstd",
-    "reduction", "reduce_cols", "split",
+    "path", "few_rows", "eviction", "one_row_per_sm", "one_wave", "backward_tile", "dw_tile",
+    "rstd", "reduction", "reduce_cols", "split",
 ]  # fmt: skip
 _PerTensor = Mapping[str, float | None]
 
