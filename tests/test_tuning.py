@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
@@ -309,3 +310,20 @@ def test_search_is_refused_while_a_graph_is_captured(monkeypatch: pytest.MonkeyP
         RuntimeError, match=r"N = 17 .*before the capture.*RMSNORM_REF_TUNING=fixed"
     ):
         tuning._search("forward", lambda *_: None, *tensors(1, 17), lambda *_: ())
+
+
+def test_compiling_together_leaves_nothing_behind_when_it_fails() -> None:
+    """An exception among calls that compile together ends the mode: the next launch launches."""
+    interpreter.prepare(torch.device(DEVICE))
+    import triton
+
+    from rmsnorm_ref import launch
+
+    def fail() -> None:
+        raise LookupError("no such kernel")
+
+    with pytest.raises(LookupError, match="no such kernel"):
+        launch.compile_together([fail])
+    assert not launch._compiles_only.get()
+    with ThreadPoolExecutor(1) as executor, triton.AsyncCompileMode(executor):
+        pass  # refuses to begin inside another
