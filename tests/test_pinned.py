@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, get_args
 import pytest
 import torch
 from made_up_clock import made_up_session
+from paths import DEVICE
 
 from rmsnorm_ref import launch, oracle, tiling, traffic, tuning
 from rmsnorm_ref.measure import alternatives, calls, knobs, peers, pinned, plan, schema, table
@@ -22,8 +23,10 @@ if TYPE_CHECKING:
     from rmsnorm_ref.measure.alternatives import Trial
     from rmsnorm_ref.measure.pinned import Choice, Value
 
-# Where alternatives differ on inputs that the interpreter can take; (M, N).
+# Where alternatives differ, on inputs that an interpreter can take where there is one; (M, N).
 TINY = {"one_row_per_sm": (2, 8200), "split": (10, 8192)}
+if DEVICE == "cuda":  # its programs are more, and more rows are few
+    TINY |= {"split": (1001, 8192), "eviction": (600, 96)}
 USUAL = 12, 96
 KNOBS = [choice.knob for choice in pinned.CHOICES]
 EACH = [
@@ -193,8 +196,11 @@ def test_rows_tell_the_alternative_that_ran() -> None:
     assert (few.path, few.n_programs, few.scratch_bytes) == ("few_rows_backward", 0, 0)
     assert buffer.path == "backward"
     assert buffer.scratch_bytes
-    shorter, equal = alternatives.measure(made_up_session(), by_knob("split"), *TINY["split"])
-    assert (shorter.n_programs, equal.n_programs) == (3, 2)
+    session, shape = made_up_session(), TINY["split"]
+    shorter, equal = alternatives.measure(session, by_knob("split"), *shape)
+    assert shorter.n_programs == tiling.split_rows(*shape, session.device)[0]
+    assert equal.n_programs == pinned.equal_shares(*shape, session.device)[0]
+    assert shorter.n_programs != equal.n_programs
 
 
 def test_another_tile_gets_its_best_number_of_warps() -> None:
