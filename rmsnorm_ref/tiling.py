@@ -3,6 +3,8 @@
 All of this is pinned (decision D4): correctness needs BLOCK_SIZE >= N, and a row's bits must not
 depend on the rows that happen to sit beside it. Two choices follow M, the few-rows kernel and the
 number of programs, and they touch no bit but dw's. What may be searched is in `tuning.py`.
+
+Times in comments are of bf16 on an H200, from the section `ablations` of h200-2026-11-30-diagnosis.
 """
 
 import functools
@@ -12,18 +14,18 @@ import torch
 
 # Widest row that is accepted at all; every path below is tested up to here.
 LARGEST_N = 65536
-# Widest row kept whole in registers. At 16384 columns the chunked kernels win in both passes:
-# forward 128 us against 133, backward 217 against 285 (8192 x 16384, bf16, H200).
+# Widest row kept whole in registers. At 8192 x 16384 the chunked backward takes 218 us against 319;
+# the forwards are level.
 ONE_TILE_MAX = 8192
 # Widest row whose fp32 dw accumulator fits the register file of one SM beside the work on it.
 CHUNKED_BACKWARD_MAX = 32768
 
 FORWARD_TILE = 2048  # elements; narrower rows share a tile until it holds this many
 BACKWARD_TILE = 8192  # elements, one program per SM: 3 tiles in flight cover HBM's latency
-NARROW_BACKWARD_TILE = 4096  # elements, two programs per SM: at N = 512, 54 us against 67
+NARROW_BACKWARD_TILE = 4096  # elements, two programs per SM: at N = 512, 56 us against 64
 NARROW_MAX = 1024  # widest row that counts as narrow
 # Narrow rows that a large tile serves better all the same, one or half a warp to a row: at 256
-# columns 58 us against 61, at 128 55.5 against 56.5 (bf16; in fp32 it is 5 and 1 % slower).
+# columns 58.8 us against 61.5, at 128 55.7 against 56.6. In fp32 it costs a little (not recorded).
 LARGE_TILE_ALL_THE_SAME = (128, 256)  # values of BLOCK_SIZE
 
 MIN_ROWS_PER_PROGRAM = 4  # else the fp32 partial buffer outgrows a third of the data
@@ -33,8 +35,8 @@ REDUCE_ROWS = 128  # partial rows that the dw reduction adds per step
 ROW_MEAN_CHUNK = 8192
 COLUMN_BLOCK = 4096
 
-# At most so many rows get dw and dx in one launch: 16 x 2048 takes 2.1 us against 4.6, 512 x 8192
-# 11.0 against 12.0; at 1024 rows the two are level (bf16, H200).
+# At most so many rows get dw and dx in one launch: 16 x 2048 takes 2.7 us against 4.9, 512 x 8192
+# 11.0 against 12.2; at 1024 rows little is left of it, 18.0 against 18.5.
 FEW_ROWS_MAX = 512
 # The tile of its dw programs, rows per step and columns owned. 128 rows are nearly all mask
 # where there are fewer: 16 x 8192 takes 3.0 us with 8 rows against 3.3, 64 x 8192 3.5 against 3.9.
@@ -43,8 +45,8 @@ SMALL_DW_TILE = (8, 64)
 SMALL_DW_TILE_MAX = 64  # most rows that get it
 
 # From so many bytes of x on, all of x, y, dy and dx is marked evict_last, which changes no bit.
-# On an H200, bf16: 32768 x 8192 forward 252 us against 262, backward 399 against 406; 8192 x 8192,
-# where it begins, 66.3 against 67.5 and 105.3 against 106.8; at 4096 x 4096 it loses 1 %.
+# 32768 x 8192 forward 253 us against 261, backward 397 against 405; 8192 x 8192, where it begins,
+# 65.0 against 66.6 and 104.5 against 106.7; at 4096 x 4096 it is a per cent, which way depends.
 LARGE_BYTES = 128 * 2**20
 EVICTIONS = ("", "evict_last")
 
@@ -82,8 +84,8 @@ def one_wave(N: int, dtype: torch.dtype, num_warps: int, n_sm: int, threads_per_
 
     With 16 elements a thread the compiler takes up to 40 registers, and an SM has 65536: it holds
     12 programs of 128 threads. Capped to 32 it holds 16, and a grid in between is one wave and not
-    two: 1024 x 4096 (bf16, H200) 5.7 us against 6.2. A larger one is slower by the cap: 4096 x 2048
-    10.3 us against 10.1. It is one row per tile, 16-bit, in whole vectors, that fits 32 registers.
+    two: 1024 x 4096 takes 5.7 us against 6.2. A larger one is slower by the cap: 4096 x 2048 takes
+    10.1 us against 9.9. It is one row per tile, 16-bit, in whole vectors, that fits 32 registers.
     """
     threads = 32 * num_warps
     block_size, rows = forward_tile(N)
@@ -102,8 +104,8 @@ def one_row_per_sm(N: int, dtype: torch.dtype, device: torch.device) -> dict[str
 
     The second read of a row hits the SM's own cache only while all rows in work on that SM fit in
     it. From 128 KiB a row on, two do not. Allowing 64 registers per thread makes the compiler use
-    more than half of the register file, which leaves no room for a second program: at 2048 x 65536
-    (bf16, H200) 131 us against 141.
+    more than half of the register file, which leaves no room for a second program: 2048 x 65536
+    takes 131 us against 141.
     """
     if N * dtype.itemsize < 128 * 1024 or device.type != "cuda" or torch.version.hip:
         return {}
