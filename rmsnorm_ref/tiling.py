@@ -1,8 +1,9 @@
 """Which kernel serves a shape, what each of its programs holds, and which rows it owns.
 
 All of this is pinned (decision D4): correctness needs BLOCK_SIZE >= N, and a row's bits must not
-depend on the rows that happen to sit beside it. Two choices follow M, the few-rows kernel and the
-number of programs, and they touch no bit but dw's. What may be searched is in `tuning.py`.
+depend on the rows that happen to sit beside it. Four choices follow M: the few-rows kernel and the
+number of programs, which touch no bit but dw's, the L2 policy and the cap on registers, which touch
+none. What may be searched is in `tuning.py`.
 
 Times in comments are of bf16 on an H200, from the section `ablations` of h200-2026-11-30-diagnosis.
 """
