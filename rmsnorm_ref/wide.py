@@ -197,6 +197,7 @@ def column_backward_kernel(
             mean = tl.load(mean_ptr + row)
             dx = ((dy * w - x_hat * mean) * rstd).to(dx_ptr.dtype.element_ty)
             tl.store(dx_ptr + row * N + cols, dx, mask=mask)
+        # The private fp32 accumulator, in the order of the rows.
         dw += dy * x_hat
     # ---- Write
     # 4 * N bytes per range of rows; reduce_dw_kernel adds them up.
