@@ -169,7 +169,7 @@ def config_cost(
         [], [], "o", markersize=11, mfc="none", mec=ring.colour, mew=1.8, label=ring.label
     )
     worst = max(map(max, extra.values())) + 1
-    finding = f"{pass_.title()}, {dtype}: a wrong config costs up to {worst:.1f} times the best"
+    finding = f"{pass_.title()}, {dtype}: a wrong config costs up to {worst:.2f} times the best"
     if costs:
         finding += f", the shipped one at most {panels.percent(max(costs))}"
     n_widths = panels.some(by_N, "width")
