@@ -6,6 +6,7 @@ import re
 from typing import TYPE_CHECKING
 
 from docutils import nodes
+from sphinx import addnodes
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -23,23 +24,42 @@ def text_or_code(text: str) -> list[nodes.Node]:
     ]
 
 
-def table(caption: str, head: Sequence[str], rows: Iterable[Sequence[str]]) -> nodes.table:
+def recording_link(name: str, docname: str, *classes: str) -> nodes.Node:
+    """Return a link to a recording's provenance, from the page `docname`; -n checks that it is."""
+    link = addnodes.pending_xref(
+        "", refdomain="std", reftype="ref", reftarget=f"recording-{name}", refexplicit=True,
+        refwarn=True, refdoc=docname,
+    )  # fmt: skip
+    link += nodes.inline("", name, classes=list(classes))
+    return link
+
+
+def table(
+    caption: str | Iterable[nodes.Node],
+    head: Sequence[str],
+    rows: Iterable[Sequence[str]],
+    *,
+    classes: Sequence[str] = ("made",),
+    stub: bool = False,
+) -> nodes.table:
     """Return a table; a cell that reads as a number stands to the right.
 
     Args:
         caption: what the table shows, above it.
         head: one title per column.
         rows: one text per column; `quoted` parts are set as code.
+        classes: what the style sheets call it.
+        stub: whether the first column names its rows.
     """
-    body = nodes.tbody()
-    for row in rows:
-        body += _row(row)
-    group = nodes.tgroup("", cols=len(head))
-    group += [nodes.colspec(colwidth=1) for _ in head]
+    columns = [nodes.colspec(colwidth=1) for _ in head]
+    if stub:
+        columns[0]["stub"] = 1
+    group = nodes.tgroup("", *columns, cols=len(head))
     group += nodes.thead("", _row(head))
-    group += body
+    group += nodes.tbody("", *map(_row, rows))
+    words = text_or_code(caption) if isinstance(caption, str) else caption
     # Widths follow the content: fixed ones would break names in the middle.
-    return nodes.table("", nodes.title("", "", *text_or_code(caption)), group, classes=["made"])
+    return nodes.table("", nodes.title("", "", *words), group, classes=list(classes))
 
 
 def _row(cells: Sequence[str]) -> nodes.row:

@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Any
 
 import race_data
 import race_figure
+from blocks import recording_link
 from docutils import nodes
-from sphinx import addnodes
 from sphinx.util.docutils import SphinxDirective
 
 from rmsnorm_ref import steps, tiling, traffic
@@ -100,7 +100,7 @@ class RaceDirective(SphinxDirective):
         box += _legend()
         box += self._statement(payload, shown[0])
         inner = details("", summary="The bytes, kernel by kernel")
-        tables = [part for one in shown for part in race_figure.steps(one)]
+        tables = map(race_figure.steps, shown)
         inner += nodes.container("", *tables, classes=["race-steps"])
         box += inner
         return [box]
@@ -121,7 +121,7 @@ class RaceDirective(SphinxDirective):
             text += _paragraph(
                 "Measured: ",
                 "the time of each lane, kernels alone, a median. Recording: ",
-                self._link(each),
+                recording_link(each, self.env.docname),
                 ".",
                 classes=[f"race-if-recording-{i}", *_off(each != shown.recording)],
             )
@@ -129,7 +129,7 @@ class RaceDirective(SphinxDirective):
                 "Measured: ",
                 "how an eager lane's time is shared among its kernels, by a profile of the chain. "
                 "The fused lane shares its time by bytes. Recording: ",
-                self._link(each),
+                recording_link(each, self.env.docname),
                 ".",
                 classes=[f"race-if-profile-{i}", *_off(each != profile)],
             )
@@ -147,15 +147,6 @@ class RaceDirective(SphinxDirective):
             classes=["race-if-bytes", "race-off"],
         )
         return text
-
-    def _link(self, name: str) -> nodes.Node:
-        """Return a link to a recording's provenance, checked as the `fact` role's is."""
-        link = addnodes.pending_xref(
-            "", refdomain="std", reftype="ref", reftarget=f"recording-{name}", refexplicit=True,
-            refwarn=True, refdoc=self.env.docname,
-        )  # fmt: skip
-        link += nodes.inline("", name)
-        return link
 
 
 def _off(off: bool) -> list[str]:

@@ -9,11 +9,12 @@ from __future__ import annotations
 from html import escape
 from typing import TYPE_CHECKING
 
-from docutils import nodes
+from blocks import table
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Iterable
 
+    from docutils import nodes
     from race_data import Kernel, Lane, Race
 
 TIMES = "\N{MULTIPLICATION SIGN}"
@@ -104,11 +105,12 @@ def summary(race: Race) -> nodes.table:
         ]
         for lane in race.lanes
     ]
-    return table(["lane", "kernels", "read", "written", "time", "time / fused"], rows)
+    heads = ["lane", "kernels", "read", "written", "time", "time / fused"]
+    return table(f"{race.pass_.capitalize()} at {shape(race)}", heads, rows)
 
 
-def steps(race: Race) -> list[nodes.Node]:
-    """Return a table of one pass, kernel by kernel, and the line above it."""
+def steps(race: Race) -> nodes.table:
+    """Return a table of one pass, kernel by kernel."""
     rows = [
         [
             lane.label,
@@ -121,25 +123,9 @@ def steps(race: Race) -> list[nodes.Node]:
         for kernel, share in zip(lane.kernels, lane.shares, strict=True)
     ]
     heads = ["lane", "kernel", "reads", "writes", "time"]
-    head = f"{race.pass_.capitalize()} at {shape(race)}"
-    return [nodes.paragraph("", head), table(heads, rows)]
+    return table(f"{race.pass_.capitalize()} at {shape(race)}, kernel by kernel", heads, rows)
 
 
 def tensors(moved: Iterable[tuple[str, int]]) -> str:
     """Print tensors and their bytes."""
     return ", ".join(f"{tensor} {size(n)}" for tensor, n in moved)
-
-
-def table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> nodes.table:
-    """Return a docutils table."""
-    found = nodes.table()
-    group = nodes.tgroup(cols=len(heads))
-    group += [nodes.colspec(colwidth=1) for _ in heads]
-    group += nodes.thead("", _row(heads))
-    group += nodes.tbody("", *[_row(row) for row in rows])
-    found += group
-    return found
-
-
-def _row(cells: Sequence[str]) -> nodes.row:
-    return nodes.row("", *[nodes.entry("", nodes.paragraph("", cell)) for cell in cells])

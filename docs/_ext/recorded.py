@@ -7,7 +7,7 @@ from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from blocks import definitions, table, text_or_code
+from blocks import definitions, recording_link, table, text_or_code
 from docutils import nodes
 from sphinx import addnodes
 from sphinx.util.docutils import SphinxDirective
@@ -124,11 +124,7 @@ class RecordedDataDirective(SphinxDirective):
                 continue
             sections = ", ".join(dict.fromkeys(row.section for row in each.rows))
             text = f": {each.provenance.gpu}, {each.provenance.date[:10]}; {sections}."
-            link = addnodes.pending_xref(
-                "", refdomain="std", reftype="ref", reftarget=f"recording-{each.id}",
-                refexplicit=True, refwarn=True, refdoc=self.env.docname,
-            )  # fmt: skip
-            link += nodes.inline("", each.id)
+            link = recording_link(each.id, self.env.docname)
             items += nodes.list_item("", nodes.paragraph("", "", link, nodes.Text(text)))
         return [items] if items.children else [nodes.paragraph("", "", *text_or_code("None."))]
 

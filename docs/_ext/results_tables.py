@@ -32,9 +32,9 @@ import limits
 import proofs
 import tables
 import tables_other
+from blocks import recording_link, table, text_or_code
 from docutils import nodes
 from docutils.parsers.rst import directives
-from sphinx import addnodes
 from sphinx.util.docutils import SphinxDirective
 from tables import Table
 
@@ -109,43 +109,25 @@ class ResultsDirective(_Directive):
             for path in proofs.TESTS.glob("mutants_*.txt"):
                 self.env.note_dependency(str(path))
         try:
-            table = TABLES[self.arguments[0]](**keywords)
+            found = TABLES[self.arguments[0]](**keywords)
         except LookupError:
             if optional:
                 return []
             raise
-        return [table_node(table, self.env.docname)]
+        return [table_node(found, self.env.docname)]
 
 
-def table_node(table: Table, docname: str) -> nodes.table:
+def table_node(found: Table, docname: str) -> nodes.table:
     """Return a docutils table: a caption with links, a header row, a stub column."""
-    caption = nodes.title("", "", nodes.Text(table.caption))
-    for number, source in enumerate(table.sources):
-        caption += nodes.Text(", " if number else ". From ")
-        caption += _recording(source, docname)
-    group = nodes.tgroup(cols=len(table.titles))
-    for column in range(len(table.titles)):
-        spec = nodes.colspec(colwidth=1)
-        if column == 0:
-            spec["stub"] = 1
-        group += spec
-    group += nodes.thead("", _row(table.titles))
-    group += nodes.tbody("", *(_row(cells) for cells in table.rows))
-    classes = ["results", "wordy" if len(table.titles) == 2 else "numeric"]
-    return nodes.table("", caption, group, classes=classes)
-
-
-def _row(cells: tuple[str, ...]) -> nodes.row:
-    return nodes.row("", *(nodes.entry("", nodes.paragraph("", cell)) for cell in cells))
+    caption = text_or_code(found.caption)
+    for number, source in enumerate(found.sources):
+        caption += [nodes.Text(", " if number else ". From "), _recording(source, docname)]
+    classes = ["results", "wordy" if len(found.titles) == 2 else "numeric"]
+    return table(caption, found.titles, found.rows, classes=classes, stub=True)
 
 
 def _recording(source: str, docname: str) -> nodes.Node:
-    reference = addnodes.pending_xref(
-        "", refdomain="std", reftype="ref", reftarget=f"recording-{source}", refexplicit=True,
-        refwarn=True, refdoc=docname,
-    )  # fmt: skip
-    reference += nodes.inline("", source, classes=["fact", "recorded"])
-    return reference
+    return recording_link(source, docname, "fact", "recorded")
 
 
 # ---- Figures ----------------------------------------------------------------------------------
@@ -221,9 +203,7 @@ class TestsDirective(_Directive):
         for line in filter(None, map(str.strip, self.content)):
             sentence, (module, _, function) = proofs.docstring(line), line.partition("::")
             self.env.note_dependency(str(proofs.TESTS / f"test_{module}.py"))
-            words = nodes.paragraph()
-            for place, part in enumerate(" ".join(sentence.split()).split("`")):
-                words += nodes.literal("", part) if place % 2 else nodes.Text(part)
+            words = nodes.paragraph("", "", *text_or_code(" ".join(sentence.split())))
             words += nodes.Text(" ")
             words += nodes.literal("", f"test_{module}.py::{function}")
             items += nodes.list_item("", words)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
+from blocks import text_or_code
 from docutils import nodes
 from sphinx.util.docutils import SphinxDirective
 
@@ -31,17 +32,12 @@ class RulesDirective(SphinxDirective):
                 section += nodes.paragraph("", "", asks, nodes.Text(f" {rule.why}"))
                 # Only backquotes are markup in the table's text.
                 breach = rule.breach[0].lower() + rule.breach[1:]
-                section += nodes.paragraph("", "", *_inline(f"Verdict: {breach}"))
+                section += nodes.paragraph("", "", *text_or_code(f"Verdict: {breach}"))
                 domain.labels[rule.id] = (self.env.docname, rule.id, rule.id)
                 domain.anonlabels[rule.id] = (self.env.docname, rule.id)
                 outer += section
             found.append(outer)
         return found
-
-
-def _inline(text: str) -> list[nodes.Node]:
-    parts = text.split("`")
-    return [nodes.literal("", part) if i % 2 else nodes.Text(part) for i, part in enumerate(parts)]
 
 
 def setup(app: Sphinx) -> dict[str, Any]:
