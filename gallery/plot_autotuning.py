@@ -70,7 +70,7 @@ assert torch.equal(rmsnorm(x, w)[:3], rmsnorm(x[:3], w))
 # One dot per config that was tried, above the time of the best one at that width. The ring is the
 # config of the shipped table, which ``RMSNORM_REF_TUNING=fixed`` takes without a search; the search
 # itself replaces it only by one that is faster by more than the noise. The search space is small:
-# two knobs. What it cannot reach stays on the table, and the bandwidth page shows how much.
+# two knobs. How far from the ceiling the best config still is, the page on bandwidth shows.
 
 shown = live.evidence("configs", [(1, 2048)])
 print(live.source(shown))

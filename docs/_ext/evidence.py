@@ -23,6 +23,11 @@ if TYPE_CHECKING:
     from rmsnorm_ref.measure.recording import Recording, Row
 
 
+SUPERSCRIPTS = str.maketrans(
+    "-0123456789", "\u207b\u2070\u00b9\u00b2\u00b3\u2074\u2075\u2076\u2077\u2078\u2079"
+)
+
+
 class Fact(NamedTuple):
     """Hold a number as it is printed, and the id of the recording behind it."""
 
@@ -92,7 +97,8 @@ def n(value: float, digits: int = 3) -> str:
     """Print a computed number in so many significant digits, integers with thin spaces."""
     if isinstance(value, int):
         return f"{value:,}".replace(",", "\u202f")
-    return f"{value:.{digits}g}"
+    digit, _, power = f"{value:.{digits}g}".partition("e")
+    return f"{digit} \u00d7 10{str(int(power)).translate(SUPERSCRIPTS)}" if power else digit
 
 
 def percent(value: float) -> str:

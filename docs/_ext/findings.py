@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
-from evidence import Fact, percent
+from evidence import Fact, n, percent
 
 from rmsnorm_ref import traffic
 from rmsnorm_ref.measure import choice, explanation, recording
@@ -178,7 +178,8 @@ def worst_error(contender: str, tensor: str) -> Fact:
         for row in rows
         if row.detail and tensor in row.detail["error_over_bound"]
     ]
-    return Fact(f"{max(value for value in found if value is not None):.3g}", source.id)
+    worst = max(value for value in found if value is not None)
+    return Fact(f"{worst:.3f}" if worst < 10 else n(round(worst)), source.id)
 
 
 def host_us(contender: str, pass_: str = FORWARD, *, gradients: bool = False) -> Fact:

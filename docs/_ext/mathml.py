@@ -13,6 +13,8 @@ from sphinx.transforms.post_transforms import SphinxPostTransform
 from sphinx.writers.html5 import HTML5Translator
 
 MARKS = {".", ",", ":", ";", ")"}
+# MathML cannot tell an opening bar from a closing one, and would set both apart as operators.
+BAR = '<mo stretchy="false">|</mo>', '<mo stretchy="false" lspace="0" rspace="0">|</mo>'
 
 
 class JoinMarks(SphinxPostTransform):
@@ -31,7 +33,7 @@ class JoinMarks(SphinxPostTransform):
 
 def visit_math(translator: HTML5Translator, node: nodes.math) -> None:
     """Write an inline formula, with the mark that follows it."""
-    formula = tex2mathml(node.astext())
+    formula = tex2mathml(node.astext()).replace(*BAR)
     if "mark" in node:
         formula = f'<span class="joined">{formula}{node["mark"]}</span>'
     translator.body.append(formula)
@@ -46,7 +48,7 @@ def visit_display_math(translator: HTML5Translator, node: nodes.math_block) -> N
         translator.body.append(f'<span class="eqno">({node["number"]})')
         translator.add_permalink_ref(node, "Link to this equation")
         translator.body.append("</span>")
-    translator.body.append(tex2mathml(node.astext(), as_block=True))
+    translator.body.append(tex2mathml(node.astext(), as_block=True).replace(*BAR))
     translator.body.append("</div>\n")
     raise nodes.SkipNode
 

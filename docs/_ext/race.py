@@ -49,7 +49,7 @@ CONTROLS = """
 </div>
 <p class="race-clock"></p>
 {lanes}
-<p>A column of a bar: M rows of N elements of x's dtype, read or written.</p>
+<p>Between two lines of a bar moves as much as x holds: M rows of N elements.</p>
 <p class="race-status" role="status" aria-live="polite"></p>
 </div>
 """

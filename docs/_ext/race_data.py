@@ -48,6 +48,11 @@ class Kernel(NamedTuple):
     writes: tuple[tuple[str, int], ...]
 
     @property
+    def label(self) -> str:
+        """Return the name as the page prints it: `cast → h`."""
+        return self.name.replace("->", "→").replace("_to_copy", "cast")
+
+    @property
     def n_bytes(self) -> int:
         """Count the bytes both ways."""
         return sum(n for _, n in self.reads + self.writes)
@@ -198,7 +203,7 @@ def payload(found: list[Race]) -> dict[str, Any]:
         for lane in one.lanes:
             chain = tuple(
                 (
-                    k.name.replace("->", "→"),
+                    k.label,
                     tuple(t for t, _ in k.reads),
                     tuple(t for t, _ in k.writes),
                 )

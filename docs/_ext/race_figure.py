@@ -84,7 +84,7 @@ def svg(race: Race) -> str:
 def _bars(kernel: Kernel, left: float, width: float, top: int) -> Iterable[str]:
     """Draw one kernel: above the bytes read, below the bytes written, heights by their share."""
     read = sum(n for _, n in kernel.reads) / kernel.n_bytes * BAR_PX
-    title = f"<title>{escape(kernel.name)}, {size(kernel.n_bytes)}</title>"
+    title = f"<title>{escape(kernel.label)}, {size(kernel.n_bytes)}</title>"
     for kind, y, high in (("read", top, read), ("write", top + read, BAR_PX - read)):
         yield (
             f'<rect class="race-fill-{kind}" x="{left:.3f}%" y="{y:.1f}" width="{width:.3f}%" '
@@ -114,7 +114,7 @@ def steps(race: Race) -> nodes.table:
     rows = [
         [
             lane.label,
-            kernel.name.replace("->", "→"),
+            kernel.label,
             tensors(kernel.reads),
             tensors(kernel.writes),
             microseconds(lane.time_s * share),

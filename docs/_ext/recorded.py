@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -18,6 +19,7 @@ from rmsnorm_ref.measure.recording import Recording, stale
 if TYPE_CHECKING:
     from sphinx.application import Sphinx
 
+MODULES = re.compile(r"\b(typing|collections\.abc)\.")  # in front of a type's name
 FOLDER = Path(recording.__file__).parent / "recordings"
 
 
@@ -102,12 +104,12 @@ class SchemaDirective(SphinxDirective):
         """Return two tables."""
         kinds = [(f"`{name}`", meaning) for name, meaning in schema.KINDS.items()]
         fields = [
-            (f"`{place}`", f"`{type_}`", meaning)
+            (f"`{place}`", f"`{MODULES.sub('', type_)}`", meaning)
             for place, type_, meaning in recording.schema_table()
         ]
         return [
             table("Kinds of rows", ("Kind", "What was measured"), kinds),
-            table("Fields", ("Field", "Type", "Meaning"), fields),
+            table("Fields", ("Field", "Type", "Meaning"), fields, classes=("made", "fields")),
         ]
 
 

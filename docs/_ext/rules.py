@@ -28,9 +28,9 @@ class RulesDirective(SphinxDirective):
             for rule in rules:
                 section = nodes.section(ids=[rule.id])
                 section += nodes.title("", rule.id)
-                asks = nodes.strong("", rule.asks)
-                section += nodes.paragraph("", "", asks, nodes.Text(f" {rule.why}"))
                 # Only backquotes are markup in the table's text.
+                asks = nodes.strong("", "", *text_or_code(rule.asks))
+                section += nodes.paragraph("", "", asks, nodes.Text(" "), *text_or_code(rule.why))
                 breach = rule.breach[0].lower() + rule.breach[1:]
                 section += nodes.paragraph("", "", *text_or_code(f"Verdict: {breach}"))
                 domain.labels[rule.id] = (self.env.docname, rule.id, rule.id)

@@ -148,24 +148,24 @@ def losses() -> Table:
                 continue
             sources[source.id] = None
             body += [_loss(race) for race in findings.lost(rows)]
-    caption = "Cells in which a peer is faster by more than both repeats differ"
-    titles = (SHAPE, "dtype", "pass", "peer", "its time / ours", "config", "shipped config")
-    return Table(caption, titles, body or [("none", *[""] * 6)], tuple(sources))
+    caption = "Cells in which a peer is faster, by more than the noise of either"
+    titles = (SHAPE, "dtype", "pass", "peer", "its time / ours", "warps, stages", "as shipped")
+    return Table(caption, titles, body or [("none", *[DASH] * 6)], tuple(sources))
 
 
 def _loss(race: findings.Race) -> tuple[str, ...]:
     ours = race.ours
-    shipped = ""
+    shipped = DASH
     if ours.path in tuning.SPACES:
         table = tuning.shipped(ours.path, ours.N, findings.recorded_dtype(ours))
         shipped = _config(table.num_warps, table.num_stages)
-    config = _config(ours.config.num_warps, ours.config.num_stages) if ours.config else ""
+    config = _config(ours.config.num_warps, ours.config.num_stages) if ours.config else DASH
     what = (cell_name(ours), ours.dtype, ours.pass_, label(race.other.contender))
     return (*what, f"{race.ratio:.3f}", config, shipped)
 
 
 def _config(num_warps: int, num_stages: int) -> str:
-    return f"{num_warps} warps, {num_stages} stage{'s' if num_stages > 1 else ''}"
+    return f"{num_warps}, {num_stages}"
 
 
 def scratch() -> Table:
@@ -200,8 +200,8 @@ def scratch() -> Table:
                 f"{findings.spread(shares, '{:.0f}')} %" if shares else "",
             )
         )
-    caption = "The partial buffer, written and read, over 3·M·N·e bytes (bfloat16)"
-    titles = ("M", "N", "kernel", "programs", "buffer / obligatory", "of ceiling")
+    caption = "The partial buffer of P programs, written and read, over 3·M·N·e bytes (bfloat16)"
+    titles = ("M", "N", "kernel", "P", "buffer / obligatory", "of ceiling")
     return Table(caption, titles, body, tuple(sources))
 
 

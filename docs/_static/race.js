@@ -133,7 +133,7 @@
           bar.style.setProperty("--read", `${(100 * kernel.readBytes) / kernel.bytes}%`);
           bar.style.setProperty("--block", `${(100 * line.unit) / kernel.bytes}%`);
           bar.title = `${kernel.name}, ${size(kernel.bytes)}, ${micros(kernel.end - kernel.start)}`;
-          if (width > 0.055) add(bar, "i", kernel.name.split(" ")[0].replace("_to_copy", "cast"));
+          if (width > 0.055) add(bar, "i", kernel.name.split(" ")[0]);
         }
         view.veil = add(view.track, "span", "", "race-veil");
       });

@@ -1,7 +1,7 @@
 """The words of `python -m rmsnorm_ref review`, and its exit codes.
 
-0: pass, with notes or without. 1: fail. 2: a word is wrong. 3: `--bench` was asked for and there is
-no GPU to time on; the rest of the review was made, and its report says so.
+0: pass, with notes or without. 1: fail. 2: a word is wrong. 3: passed, and `--bench` found no GPU
+to time on; the rest of the review was made, and its report says so.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ def add(commands: Any) -> None:
         "--dtype", help="comma-separated: float16, bfloat16, float32 (default: all)"
     )
     size = parser.add_mutually_exclusive_group()
-    size.add_argument("--quick", action="store_true", help="some hundred inputs (the default)")
+    size.add_argument("--quick", action="store_true", help="several hundred inputs (the default)")
     size.add_argument("--full", action="store_true", help="more shapes, in every dtype")
     parser.add_argument("--huge", action="store_true", help="also more than 2^31 elements")
     parser.add_argument("--bench", action="store_true", help="time it beside reference and eager")

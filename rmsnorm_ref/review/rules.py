@@ -143,7 +143,7 @@ _TABLE = (
      "A tile of fixed size that drops the tail is right up to that size.",
      "Fails where a wider row is wrong in silence. A limit that raises is no fault."),
     ("r-size", "Limits", "More than 2^31 elements: the last row is right.",
-     "A 32-bit product of row and stride wraps. Only on request, with --huge, on a GPU.", _FAILS),
+     "A 32-bit product of row and stride wraps. Only on request, with `--huge`, on a GPU.", _FAILS),
     # ---- process
     ("r-crash", "Process", "The process survives.", "A segmentation fault ends a service.", _FAILS),
     ("r-hang", "Process", "A call ends in time.", "A loop with a wrong bound never does.", _FAILS),
