@@ -179,7 +179,8 @@ def worst_error(contender: str, tensor: str) -> Fact:
         if row.detail and tensor in row.detail["error_over_bound"]
     ]
     worst = max(value for value in found if value is not None)
-    return Fact(f"{worst:.3f}" if worst < 10 else n(round(worst)), source.id)
+    form = f"{worst:.3f}" if worst < 1.1 else f"{worst:.3g}" if worst < 1000 else n(round(worst))
+    return Fact(form, source.id)
 
 
 def host_us(contender: str, pass_: str = FORWARD, *, gradients: bool = False) -> Fact:

@@ -49,7 +49,7 @@ CONTROLS = """
 </div>
 <p class="race-clock"></p>
 {lanes}
-<p>Between two lines of a bar moves as much as x holds: M rows of N elements.</p>
+<p>From one line of a bar to the next as many bytes move as x holds, M rows of N elements.</p>
 <p class="race-status" role="status" aria-live="polite"></p>
 </div>
 """

@@ -104,12 +104,12 @@ class SchemaDirective(SphinxDirective):
         """Return two tables."""
         kinds = [(f"`{name}`", meaning) for name, meaning in schema.KINDS.items()]
         fields = [
-            (f"`{place}`", f"`{MODULES.sub('', type_)}`", meaning)
+            (f"`{place}`", f"`{MODULES.sub('', type_)}`: {meaning}")
             for place, type_, meaning in recording.schema_table()
         ]
         return [
             table("Kinds of rows", ("Kind", "What was measured"), kinds),
-            table("Fields", ("Field", "Type", "Meaning"), fields, classes=("made", "fields")),
+            table("Fields", ("Field", "Type and meaning"), fields, classes=("made", "fields")),
         ]
 
 

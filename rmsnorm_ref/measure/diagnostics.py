@@ -49,7 +49,7 @@ def error_by_cell(
     entries += axes[0].plot([], [], color=style.INK, linewidth=1.6, label="the bound")
     beyond = [ratio for row in rows for ratio in _ratios(row) if ratio > ERROR_SHOWN]
     if beyond:
-        label = f"further out, to {max(beyond):.3g}"
+        label = f"further out, to {max(beyond):,.0f}"
         entries += axes[0].plot([], [], ">", color=style.INK, label=label)
     ours = [_ratios(row) for row in rows if row.contender == "ours"]
     worst = max((max(ratios) for ratios in ours), default=None)
