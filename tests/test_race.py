@@ -69,7 +69,7 @@ def test_every_recorded_seed_cell_can_be_chosen(evaluated: list[dict[str, Any]])
 
 
 def test_eager_lanes_are_the_modelled_chains(evaluated: list[dict[str, Any]]) -> None:
-    """Kernels of eager lanes have the names (a copy to a dtype: cast), order and bytes of traffic.py."""
+    """Kernels of eager lanes have the names, the order and the bytes that traffic.py counts."""
     for race in evaluated:
         for i, (_, spelling) in SPELLINGS.items():
             dtype = getattr(torch, race["dtype"])
