@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd import forward_ad
 
 from . import checks, interpreter, layout, tiling
 
@@ -43,9 +44,10 @@ def launch_forward(
     x: Tensor, w: Tensor, eps: float, *, needs_rstd: bool = True
 ) -> tuple[Tensor, Any]:
     """Return (y, rstd), None for rstd that is not needed; x is [..., N] in any layout."""
+    _refuse_tangents(x, w)
     launch, _ = _launchers.get(x.device.type) or _load(x.device)
-    x, x_row_stride = layout.rows(x, tiling.row_align(x.shape[-1], x.dtype))
-    w, _ = layout.rows(w, 1)
+    x, x_row_stride = layout.rows(x, tiling.row_align(x.shape[-1], x.dtype), "x")
+    w, _ = layout.rows(w, 1, "w")
     with _on(x.device):
         result: tuple[Tensor, Any] = launch(x, x_row_stride, w, eps, needs_rstd=needs_rstd)
     return result
@@ -55,18 +57,15 @@ def launch_backward(
     dy: Tensor, x: Tensor, w: Tensor, rstd: Tensor, *, needs_dx: bool, needs_dw: bool
 ) -> tuple[Tensor | None, Tensor | None]:
     """Return (dx, dw), None for one that is not needed; dy and x are [..., N] in any layout."""
+    _refuse_tangents(dy, x, w)
     dy = dy if dy.layout is torch.strided else dy.to_dense()
-    if dy.dtype != x.dtype or rstd.dtype != torch.float32:
-        raise RuntimeError(
-            f"the backward got dy in {dy.dtype}, x in {x.dtype} and rstd in {rstd.dtype}; dy must "
-            "have x's dtype and rstd float32: does a saved-tensor hook return another dtype?"
-        )
+    checks.check_backward(dy, x, w, rstd)
     _, launch = _launchers.get(x.device.type) or _load(x.device)
     row_align = tiling.row_align(x.shape[-1], x.dtype)
-    dy, dy_row_stride = layout.rows(dy, row_align)
-    x, x_row_stride = layout.rows(x, row_align)
-    w, _ = layout.rows(w, 1)
-    rstd, _ = layout.rows(rstd, 1)  # a saved-tensor hook may hand it back anywhere
+    dy, dy_row_stride = layout.rows(dy, row_align, "dy")
+    x, x_row_stride = layout.rows(x, row_align, "x")
+    w, _ = layout.rows(w, 1, "w")
+    rstd, _ = layout.rows(rstd, 1, "rstd")  # a saved-tensor hook may hand it back anywhere
     with _on(x.device):
         result: tuple[Tensor | None, Tensor | None] = launch(
             dy, dy_row_stride, x, x_row_stride, w, rstd, needs_dx=needs_dx, needs_dw=needs_dw
@@ -89,7 +88,7 @@ def forward_op(x: Tensor, w: Tensor, eps: float) -> tuple[Tensor, Tensor]:
 
 @forward_op.register_fake
 def _(x: Tensor, w: Tensor, eps: float) -> tuple[Tensor, Tensor]:
-    del w, eps
+    checks.check(x, w, eps)
     rstd = x.new_empty(x.numel() // x.shape[-1], dtype=torch.float32)
     return torch.empty_like(x, memory_format=torch.contiguous_format), rstd
 
@@ -108,7 +107,8 @@ def backward_op(
 def _(
     dy: Tensor, x: Tensor, w: Tensor, rstd: Tensor, needs_dx: bool, needs_dw: bool
 ) -> tuple[Tensor, Tensor]:
-    del dy, rstd
+    checks.check_backward(dy, x, w, rstd)
+    checks.check(x, w, 0.0)
     dx = torch.empty_like(x, memory_format=torch.contiguous_format) if needs_dx else x.new_empty(0)
     dw = torch.empty_like(w, memory_format=torch.contiguous_format) if needs_dw else w.new_empty(0)
     return dx, dw
@@ -120,6 +120,7 @@ def _(
 def apply(x: Tensor, w: Tensor, eps: float) -> Tensor:
     """Return y, recorded for autograd; the arguments have been checked."""
     _refuse_transforms()
+    _refuse_tangents(x, w)
     y: Tensor
     if _through_dispatcher(x, w):
         if _distributed(x, w):
@@ -167,10 +168,8 @@ _unwrap_if_dead = torch._C._functorch.unwrap_if_dead
 
 
 def _recorded(x: Tensor, w: Tensor) -> bool:
-    """Tell whether autograd has anything to record; a dual tensor has, if only to be refused."""
-    return (
-        torch.is_grad_enabled() and (x.requires_grad or w.requires_grad)
-    ) or torch.autograd.forward_ad._current_level >= 0
+    """Tell whether autograd has anything to record."""
+    return torch.is_grad_enabled() and (x.requires_grad or w.requires_grad)
 
 
 def _refuse_transforms(*, batched: bool = False) -> None:
@@ -180,6 +179,24 @@ def _refuse_transforms(*, batched: bool = False) -> None:
             "gradients: they ask for second derivatives or batched kernels, and it has neither. "
             "Use torch.autograd.grad, or rmsnorm_ref.oracle.rmsnorm inside the transform"
         )
+
+
+def _refuse_tangents(*tensors: Tensor) -> None:
+    # Asked again below the dispatcher, which drops a tangent without a word.
+    if forward_ad._current_level >= 0 and any(_has_tangent(tensor) for tensor in tensors):
+        raise NotImplementedError(
+            "rmsnorm has no forward-mode derivative, and a dual tensor (forward_ad, "
+            "torch.func.linearize) asks for one: use torch.autograd.grad, or "
+            "rmsnorm_ref.oracle.rmsnorm where a derivative is taken forward"
+        )
+
+
+def _has_tangent(tensor: Tensor) -> bool:
+    try:
+        tangent: Tensor | None = forward_ad.unpack_dual(tensor).tangent  # type: ignore[no-untyped-call]  # torch's
+    except RuntimeError:  # inside a graph of AOT autograd torch cannot tell, and has dropped it
+        return True
+    return tangent is not None
 
 
 def _refuse_second_derivative() -> None:

@@ -10,15 +10,21 @@ import torch
 from torch import Tensor
 
 
-def rows(tensor: Tensor, row_align: int) -> tuple[Tensor, int]:
+def rows(tensor: Tensor, row_align: int, name: str = "a tensor") -> tuple[Tensor, int]:
     """Return the tensor and its row stride, or a packed copy where it has no usable one.
 
     The kernels ask for rows that are evenly spaced, a multiple of `row_align` elements apart, with
     unit column stride, the first on 16 bytes. A layout that meets this is read in place. Any other
     is copied, so that all layouts run the very same instructions and give the same bits.
+
+    Raises:
+        RuntimeError: the tensor, called `name` in the message, has lost its memory.
     """
     stride = row_stride(tensor)
-    if stride is None or stride % row_align or tensor.data_ptr() % 16 or tensor.is_neg():
+    address = tensor.data_ptr()
+    if not address and tensor.numel():
+        return _without_memory(tensor, name), tensor.shape[-1]
+    if stride is None or stride % row_align or address % 16 or tensor.is_neg():
         tensor = tensor.resolve_neg().clone(memory_format=torch.contiguous_format)
         stride = tensor.shape[-1]
     return tensor, stride
@@ -41,3 +47,13 @@ def row_stride(tensor: Tensor) -> int | None:
             return None
         expected = stride * size
     return N if found is None else found
+
+
+def _without_memory(tensor: Tensor, name: str) -> Tensor:
+    """Return the zeros that a tensor of autograd's stands for; a kernel would read at address 0."""
+    if tensor._is_zerotensor():  # noqa: SLF001  # torch has no public name for it
+        return torch.zeros(tensor.shape, dtype=tensor.dtype, device=tensor.device)
+    raise RuntimeError(
+        f"{name} has shape {list(tensor.shape)} and no memory: its storage was freed, as FSDP "
+        "frees a parameter outside of its module's forward; use it while it is whole"
+    )

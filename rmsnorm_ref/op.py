@@ -38,7 +38,8 @@ def rmsnorm(x: Tensor, w: Tensor, eps: float = 1e-6) -> Tensor:
             RMSNORM_REF_TUNING is no known word.
         RuntimeError: the tensors are on the CPU and Triton cannot interpret any more; in the
             backward, create_graph is asked for.
-        NotImplementedError: a torch.func transform is active.
+        NotImplementedError: a torch.func transform is active, or a tensor carries a tangent of
+            forward-mode autograd.
 
     Source:
         Zhang and Sennrich, "Root Mean Square Layer Normalization", NeurIPS 2019.
@@ -106,6 +107,13 @@ class RMSNorm(torch.nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """Return `rmsnorm(x, self.weight, self.eps)`; x is [..., N]."""
         return rmsnorm(x, self.weight, self.eps)
+
+    def __prepare_scriptable__(self) -> None:  # torch's name: asked by torch.jit.script
+        """Refuse to be scripted, alone or inside of a model."""
+        raise NotImplementedError(
+            "rmsnorm cannot be compiled by torch.jit.script, which reads a subset of Python: use "
+            "torch.export or torch.compile"
+        )
 
     def extra_repr(self) -> str:
         """Return what the repr shows between its brackets."""

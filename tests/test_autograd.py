@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import torch
 from paths import (
+    EPS,
     LAYOUTS,
     assert_same_bits,
     in_every_dtype,
@@ -20,6 +21,7 @@ from paths import (
     on_every_width,
     run,
 )
+from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import checkpoint
 
 from rmsnorm_ref import RMSNorm, rmsnorm
@@ -181,6 +183,7 @@ TRANSFORMS: dict[str, Callable[[Tensor, Tensor], Any]] = {
     "vjp": lambda x, w: torch.func.vjp(lambda t: rmsnorm(t, w), x),
     "jvp": lambda x, w: torch.func.jvp(lambda t: rmsnorm(t, w), (x,), (x,)),
     "vmap": lambda x, w: torch.func.vmap(lambda t: rmsnorm(t, w))(x),
+    "linearize": lambda x, w: torch.func.linearize(lambda t: rmsnorm(t, w), x),
 }
 
 
@@ -192,14 +195,51 @@ def test_functional_transforms_are_refused(transform: str, device: str) -> None:
         TRANSFORMS[transform](x, w)
 
 
-def test_forward_mode_is_refused(device: str) -> None:
-    """A tangent on x raises, for there is no forward derivative to carry it."""
-    x, w, _ = make(4, 24, FP32, device=device)
+class _Mode(TorchDispatchMode):
+    """See every operator and change none."""
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Run what was called."""
+        del types
+        return func(*args, **(kwargs or {}))
+
+
+def _under_a_mode(x: Tensor, w: Tensor) -> Tensor:
+    with _Mode():
+        return rmsnorm(x, w)
+
+
+DUALS = {
+    "x": lambda dual, t: rmsnorm(dual, t[0]),
+    "w": lambda dual, t: rmsnorm(t, dual[0]),
+    "without recording": lambda dual, t: torch.no_grad()(rmsnorm)(dual, t[0]),
+    "under a mode": lambda dual, t: _under_a_mode(dual, t[0]),
+    "on meta": lambda dual, t: rmsnorm(dual.to("meta"), t[0].to("meta")),
+    "the operator": lambda dual, t: torch.ops.rmsnorm_ref.forward(dual, t[0], EPS),
+    "compiled": lambda dual, t: torch.compile(rmsnorm, backend="eager")(dual, t[0]),
+    "compiled by AOT": lambda dual, t: torch.compile(rmsnorm, backend="aot_eager")(dual, t[0]),
+    "dy": lambda dual, t: rmsnorm(t.requires_grad_(), t[0].detach()).backward(dual),
+}
+
+
+@pytest.mark.parametrize("way", DUALS)
+def test_forward_mode_is_refused(way: str, device: str) -> None:
+    """A tangent raises, whichever way it comes: there is no forward derivative to carry it."""
+    x, _, _ = make(4, 24, FP32, device=device)
+    rmsnorm(x, x[0])  # before torch.compile imports Triton
     with (
         torch.autograd.forward_ad.dual_level(),
-        pytest.raises(NotImplementedError),
+        pytest.raises(NotImplementedError, match=r"forward-mode.*oracle"),
     ):
-        rmsnorm(torch.autograd.forward_ad.make_dual(x, x), w)
+        DUALS[way](torch.autograd.forward_ad.make_dual(x, x), x.clone())
+
+
+def test_a_dual_level_alone_changes_nothing(device: str) -> None:
+    """Tensors without a tangent pass a level of forward-mode autograd with the same bits."""
+    x, w, dy = make(4, 24, FP32, device=device)
+    expected = run(x, w, dy)
+    with torch.autograd.forward_ad.dual_level():
+        assert_same_bits(run(x, w, dy), expected)
 
 
 def test_a_tensor_that_outlived_its_transform(device: str) -> None:
