@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from rmsnorm_ref import oracle, review
-from rmsnorm_ref.review import worker
+from rmsnorm_ref.review import semantics, worker
 from rmsnorm_ref.review.cases import Case
 from rmsnorm_ref.review.crew import Crew
 from rmsnorm_ref.review.process import Target
@@ -70,6 +70,20 @@ def test_a_crew_answers_like_one_child(tmp_path: Path) -> None:
     alone.answer({"op": "load"})
     for index in set(range(len(asked))) - {1, 4}:
         assert found[index] == alone.answer(asked[index])
+
+
+@pytest.mark.parametrize(
+    ("does", "rule"), [("os.abort()", "r-crash"), ("time.sleep(99)", "r-hang")]
+)
+def test_an_end_while_it_is_fitted(does: str, rule: str, tmp_path: Path) -> None:
+    """A kernel that ends or hangs where it is fitted, and only there, is told of; the rest runs."""
+    path = tmp_path / "ends.py"
+    fitted = f"tuple(x.shape) == ({semantics.M}, {semantics.N})"
+    body = f"    if {fitted}:\n        {does}\n    return oracle.rmsnorm(x, w, eps)\n"
+    path.write_text(f"import os, time\nfrom rmsnorm_ref import oracle\n\ndef f(x, w, eps):\n{body}")
+    report = review.review(f"{path}:f", device="cpu", dtypes=("float32",), only=small, limit_s=1.0)
+    assert report.rules() == {rule}
+    assert "could not be fitted" in report.text()
 
 
 @pytest.mark.parametrize("at_once", [1, 5])

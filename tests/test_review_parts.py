@@ -72,8 +72,35 @@ def test_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert json.loads(out.with_suffix(".json").read_text())["verdict"] == "fail"
     assert text.startswith(f"# Review of {path}:f: fail")
     assert RULES["r-value-y"].url in text
-    assert __main__.main(["review", f"{path}:f", "--out", "report.txt"]) == 2
-    assert __main__.main(["review", f"{path}:f", "--dtype", "float8"]) == 2
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["--out", "report.txt"],
+        ["--out", "no/folder/report.md"],
+        ["--dtype", "float8"],
+        ["--device", "meta"],
+        ["--time-limit", "0"],
+        ["--time-limit", "nan"],
+    ],
+    ids=" ".join,
+)
+def test_wrong_words(words: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A word that cannot be followed is named before anything is run, with exit code 2."""
+    path = tmp_path / "right.py"
+    path.write_text("from rmsnorm_ref.oracle import rmsnorm\n")
+    assert __main__.main(["review", f"{path}:rmsnorm", *words]) == 2
+    said = capsys.readouterr()
+    assert words[0] in said.err
+    assert not said.out
+
+
+@pytest.mark.parametrize("target", ["no_file.py:f", "no_colon.py", ":f", "some.module:"])
+def test_no_target(target: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """A target that is not there is a wrong word, and no kernel that failed."""
+    assert __main__.main(["review", target]) == 2
+    assert target in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)

@@ -47,6 +47,13 @@ def row_132_twice(dx: Tensor, dw: Tensor, dy: Tensor, x: Tensor, _: Tensor) -> B
     return dx, dw
 
 
+def many_rows_alone(dx: Tensor, dw: Tensor, dy: Tensor, x: Tensor, w: Tensor) -> Backward:
+    """Stop dw at the 64th row where x wants no gradient."""
+    if x.dim() == 2 and not x.requires_grad:
+        dw = oracle.rmsnorm_backward(dy[:64], x[:64], w)[1]
+    return dx, dw
+
+
 def from_y(dx: Tensor, dw: Tensor, _: Tensor, x: Tensor, w: Tensor) -> Backward:
     """Recover x_hat from y, by a division by w."""
     y = oracle.rmsnorm(x, w)
@@ -90,6 +97,9 @@ FED: dict[str, tuple[Any, str, Callable[[Case], bool]]] = {
     ),
     "tall and wide": (
         by_hand(backward=row_132_twice), "r-value-dw", lambda c: c.M > 132 and c.N > 512,
+    ),
+    "many rows, w alone": (
+        by_hand(backward=many_rows_alone), "r-who-needs-grad", lambda c: c.needs == "w",
     ),
     "division by w": (by_hand(backward=from_y), "r-weight", lambda c: c.values == "zeros in w"),
     "floor of eps": (floor, "r-scales", lambda c: c.eps == 1e-12),

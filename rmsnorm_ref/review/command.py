@@ -29,18 +29,8 @@ def run(words: argparse.Namespace) -> int:
         ValueError: a word of the command line is wrong.
     """
     dtypes = tuple(words.dtype.split(",")) if words.dtype else ALL_DTYPES
-    if unknown := set(dtypes) - set(ALL_DTYPES):
-        raise ValueError(f"--dtype {', '.join(sorted(unknown))}: expected {', '.join(ALL_DTYPES)}")
-    for out in words.out:
-        if Path(out).suffix not in {".md", ".html", ".json"}:
-            raise ValueError(f"--out {out}: a report ends in .md, .html or .json")
-    if ":" not in words.target:
-        raise ValueError(f"{words.target!r}: expected path/to/file.py:function or package:function")
     device = words.device or ("cuda" if torch.cuda.is_available() else "cpu")
-    if device != "cpu" and not torch.cuda.is_available():
-        raise ValueError(f"--device {device}: torch sees no GPU")
-    if words.huge and device == "cpu":
-        raise ValueError("--huge needs a GPU: it makes tensors of more than 2^31 elements")
+    _check(words, dtypes, device)
     target = Target(words.target, words.signature or "", words.init or "")
     options: dict[str, Any] = {
         name: getattr(words, name)
@@ -54,6 +44,34 @@ def run(words: argparse.Namespace) -> int:
         report.save(out)
     code = EXIT_CODES[report.verdict]
     return NO_GPU if code == 0 and "left_out" in (report.told.get("bench") or {}) else code
+
+
+def _check(words: argparse.Namespace, dtypes: tuple[str, ...], device: str) -> None:
+    """Raise ValueError for a word that is wrong, before anything is run."""
+    if unknown := set(dtypes) - set(ALL_DTYPES):
+        raise ValueError(f"--dtype {', '.join(sorted(unknown))}: expected {', '.join(ALL_DTYPES)}")
+    for out in words.out:
+        if Path(out).suffix not in {".md", ".html", ".json"}:
+            raise ValueError(f"--out {out}: a report ends in .md, .html or .json")
+        if not Path(out).resolve().parent.is_dir():
+            raise ValueError(f"--out {out}: there is no folder {Path(out).resolve().parent}")
+    _check_target(words.target)
+    if not 0 < words.time_limit < float("inf"):
+        raise ValueError(f"--time-limit {words.time_limit:g}: expected a number of seconds above 0")
+    if torch.device(device).type not in {"cpu", "cuda"}:
+        raise ValueError(f"--device {device}: expected cpu or cuda")
+    if device != "cpu" and not torch.cuda.is_available():
+        raise ValueError(f"--device {device}: torch sees no GPU")
+    if words.huge and device == "cpu":
+        raise ValueError("--huge needs a GPU: it makes tensors of more than 2^31 elements")
+
+
+def _check_target(target: str) -> None:
+    place, colon, name = target.rpartition(":")
+    if not (place and colon and name):
+        raise ValueError(f"{target!r}: expected path/to/file.py:function or package:function")
+    if place.endswith(".py") and not Path(place).is_file():
+        raise ValueError(f"{target!r}: there is no file {place}")
 
 
 def add(commands: Any) -> None:

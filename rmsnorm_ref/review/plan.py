@@ -39,6 +39,7 @@ HEIGHTS = (1, 2, 4, 6, 10, 11, 12, 14, 15, 16, 17, 23, 31, 32, 33, 47, 48, 63, 6
            4096, 4097, 5000, 8191, 8192, 8193)  # fmt: skip
 TALL_AND_WIDE = ((140, 1024), (300, 520), (1030, 260))
 TALL = (65535, 65536, 65537, 131073)  # a grid's second dimension ends at 65535
+MANY_ROWS = ((33, 12), (70, 24), (300, 12), (1030, 6))
 BEYOND = (65537, 131072, 131073, 262144, 300000)
 X_LAYOUTS = ("offset by one", "aligned slice", "odd slice", "odd stride", "every other row",
              "every other column", "transposed", UNEVEN, "row expanded", NAN_AROUND)  # fmt: skip
@@ -161,6 +162,9 @@ def _features(scope: Scope) -> list[Case]:
             replace(base, needs="x"),
             replace(base, needs="w"),
         ]
+    # One gradient alone is often code of its own, and many rows are more than one program's.
+    for rows, width in MANY_ROWS[:1] if scope.interpreted else MANY_ROWS:
+        found += [Case(rows, width, next(turns), needs=needs) for needs in ("x", "w")]
     narrow = [dtype for dtype in scope.dtypes if dtype != "float32"]
     mixed = [(dtype, "float32") for dtype in narrow]
     mixed += [("float32", "bfloat16"), ("bfloat16", "float16")] if len(scope.dtypes) > 2 else []

@@ -58,8 +58,10 @@ class Report:
         found = self.told.get("semantics")
         if not found:
             return []
-        if "raised" in found:
-            return [f"What it computes could not be fitted: {found['raised']['text']}"]
+        if "says" not in found:
+            error = found.get("raised") or found.get("failed") or {}
+            why = found.get("died", {}).get("said") or error.get("text") or "it could not be run"
+            return [f"What it computes could not be fitted: {why}"]
         lines = [f"This kernel computes {found['says']}."]
         backward = {name: says for name, says in found.get("backward", {}).items() if says}
         if backward:

@@ -191,12 +191,22 @@ class _Review:
         if cause is not None:
             digest.explain(cause)
         self.findings += merged(history.tell(digest.findings, self.pool, self.facts))
+        if "died" in fitted:
+            self._died_while_fitted(fitted["died"])
         self.bar.set_description_str("errors beside the reference's")
         if not self.pool.gave_up and self.options.only is None:
             self.told["accuracy"] = self.pool.ask({"op": "accuracy", **words})
         self._compare()
         not_run = sum("not_run" in outcome for outcome in (*outcomes, *seen))
         self.told["counts"] = {"cases": len(cases), "probes": len(chosen), "not_run": not_run}
+
+    def _died_while_fitted(self, died: dict[str, str]) -> None:
+        """Tell of the end of a child that no case has told of: the inputs were others."""
+        case = Case(semantics.M, semantics.N, self.scope.dtypes[0])
+        rule = rule_of(case, Breach("died", died["how"]), self.facts)
+        if rule not in {finding.rule for finding in self.findings}:
+            title = f"Fed x = [{case.M}, {case.N}], its rows of many scales: {died['said']}"
+            self.findings.append(Finding(rule, FAIL, title, None, "a result", died["said"]))
 
     def _compare(self) -> None:
         """Put the errors of reference and eager beside those of a kernel that rounds more often."""
