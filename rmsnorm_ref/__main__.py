@@ -1,15 +1,23 @@
 """The command line: `python -m rmsnorm_ref check | bench | review`."""
 
 import argparse
+import os
 import sys
 from importlib import import_module
 from typing import Any
 
 from . import check
 
+# What a shell gives for SIGINT and SIGPIPE.
+STOPPED, NOBODY_READS = 130, 141
+
 
 def main(arguments: list[str] | None = None) -> int:
-    """Run one command; return its exit code (2 where the machine or a word does not allow it)."""
+    """Run one command; return its exit code.
+
+    2 where the machine or a word does not allow it, 130 where it was stopped by SIGINT, 141 where
+    nobody reads what it prints any more.
+    """
     parser = argparse.ArgumentParser(
         prog="python -m rmsnorm_ref", description="Fused RMSNorm in Triton: the reference kernels."
     )
@@ -34,17 +42,30 @@ def main(arguments: list[str] | None = None) -> int:
     import_module("rmsnorm_ref.review.command").add(commands)
     options = parser.parse_args(arguments)
     try:
-        if options.command == "review":
-            return int(import_module("rmsnorm_ref.review.command").run(options))
-        if options.command == "bench":
-            # Not before it is asked for: `check` needs none of it.
-            bench = import_module("rmsnorm_ref.measure.bench")
-            names = bench.Options._fields
-            return int(bench.run(bench.Options(*(getattr(options, name) for name in names))))
-        return check.run(full=options.full, as_json=options.json)
+        code = _run(options)
+        sys.stdout.flush()
+    except BrokenPipeError:
+        # Whoever read has gone, as `head` goes; what is left is not to fail again at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return NOBODY_READS
+    except KeyboardInterrupt:
+        print("rmsnorm_ref: stopped", file=sys.stderr)
+        return STOPPED
     except (RuntimeError, ValueError) as error:
         print(f"rmsnorm_ref: {error}", file=sys.stderr)
         return int(getattr(error, "exit_code", 2))
+    return code
+
+
+def _run(options: argparse.Namespace) -> int:
+    if options.command == "review":
+        return int(import_module("rmsnorm_ref.review.command").run(options))
+    if options.command == "bench":
+        # Not before it is asked for: `check` needs none of it.
+        bench = import_module("rmsnorm_ref.measure.bench")
+        names = bench.Options._fields
+        return int(bench.run(bench.Options(*(getattr(options, name) for name in names))))
+    return check.run(full=options.full, as_json=options.json)
 
 
 def _add_bench(commands: Any) -> None:

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
-from typing import Any
+import os
+import subprocess
+import sys
+from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
@@ -11,6 +14,9 @@ from paths import DEVICE
 
 import rmsnorm_ref
 from rmsnorm_ref import __main__, check, tiling
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 FEW = [
     check.Cell(3, 64, torch.bfloat16),
@@ -119,3 +125,29 @@ def test_without_a_command_the_usage_is_shown(capsys: pytest.CaptureFixture[str]
         __main__.main([])
     assert left.value.code == 2
     assert "check" in capsys.readouterr().err
+
+
+def test_a_command_that_is_stopped(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Ctrl-C ends a command with one line and the exit code that a shell gives."""
+
+    def stop(**_: bool) -> int:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(check, "run", stop)
+    assert __main__.main(["check"]) == 130
+    assert capsys.readouterr().err == "rmsnorm_ref: stopped\n"
+
+
+def test_nobody_reads(tmp_path: Path) -> None:
+    """A reader that has gone is no verdict: the exit code is that of SIGPIPE, without a word."""
+    path = tmp_path / "three.py"
+    path.write_text("f = 3\n")  # fails where it is loaded, so that there is soon a report
+    read, write = os.pipe()
+    os.close(read)
+    command = [sys.executable, "-m", "rmsnorm_ref", "review", f"{path}:f", "--device", "cpu"]
+    done = subprocess.run(command, stdout=write, stderr=subprocess.PIPE, text=True, check=False)
+    os.close(write)
+    assert done.returncode == 141
+    assert "Error" not in done.stderr

@@ -25,6 +25,7 @@ from paths import (
     run,
 )
 
+from rmsnorm_ref import tiling
 from rmsnorm_ref.data import hidden_states
 
 
@@ -56,6 +57,16 @@ def test_every_width(N: int, M: int, dtype: torch.dtype, device: str) -> None:
     check(*make(M, N, dtype, device=device))
 
 
+# One column more than a tile, or a chunk of either pass, holds; and one less than the widest tile.
+EDGES = (1025, 2049, 4097, 8191, 8193, 16385, 32769)
+
+
+@pytest.mark.parametrize("N", EDGES)
+def test_a_single_column_beyond_an_edge_counts(N: int, device: str) -> None:
+    """The last column is not lost where it is alone in its chunk, nor the only lane masked."""
+    check(*make(2, N, torch.float32, device=device))
+
+
 @on_every_width
 @pytest.mark.parametrize(("per_program", "more"), [(0, 0), (0, 1), (0, 2), (4, 1)])
 def test_rows_from_none_to_more_than_programs(
@@ -63,6 +74,18 @@ def test_rows_from_none_to_more_than_programs(
 ) -> None:
     """Any number of rows is right, none and one more than programs can share evenly included."""
     check(*make(per_program * programs() + more, N, torch.float16, device=device))
+
+
+@pytest.mark.parametrize("N", [1561, 17000, 33000])
+def test_every_range_of_rows_counts_once(
+    N: int, monkeypatch: pytest.MonkeyPatch, device: str
+) -> None:
+    """Where programs are many, each owns a few rows, wide ones too, and dw adds up all of them."""
+    # Interpreted there are too few programs for a second range of rows that are that wide.
+    monkeypatch.setattr(tiling, "sm_count", lambda _: 64)
+    M = 3 * tiling.MIN_ROWS_PER_PROGRAM + 1
+    assert tiling.split_rows(M, N, torch.device(device))[0] == 4
+    check(*make(M, N, torch.float32, device=device))
 
 
 @on_every_path
