@@ -208,7 +208,8 @@ def test_strides_that_are_never_used_cost_no_copy(device: str) -> None:
     row = torch.zeros(64, device=device).as_strided((1, 1, 16), (7, 3, 1))
     column = torch.zeros(64, device=device)[::5][:, None]
     expanded = torch.zeros(16, device=device).expand(3, 16)
-    for tensor, row_stride in ((row, 16), (column, 5), (expanded, 0)):
+    apart = torch.zeros(64, device=device).as_strided((2, 1, 8), (16, 3, 1))
+    for tensor, row_stride in ((row, 16), (column, 5), (expanded, 0), (apart, 16)):
         read, found = layout.rows(tensor, tiling.row_align(tensor.shape[-1], FP32))
         assert (read.data_ptr(), found) == (tensor.data_ptr(), row_stride)
 
