@@ -222,6 +222,35 @@ def test_what_comes_of_earlier_calls_is_told_as_such() -> None:
     assert report.rules() == {"r-independent-calls"}, report.text()
 
 
+def ends_at_128_ki(dx: Tensor, dw: Tensor, dy: Tensor, x: Tensor, w: Tensor) -> Backward:
+    """Refuse very wide rows, and only now."""
+    del dy, w
+    if x.shape[-1] > 131072:
+        raise ValueError("N > 131072 is not supported")
+    return dx, dw
+
+
+def ends_at_512(dx: Tensor, dw: Tensor, dy: Tensor, x: Tensor, w: Tensor) -> Backward:
+    """Refuse rows of ordinary width, and only now."""
+    del dy, w
+    if x.shape[-1] > 512:
+        raise ValueError("N > 512 is not supported")
+    return dx, dw
+
+
+@pytest.mark.parametrize(("ends", "verdict"), [(ends_at_128_ki, "note"), (ends_at_512, "fail")])
+def test_a_backward_that_refuses_a_width_aloud(ends: Any, verdict: str) -> None:
+    """Beyond 65536 columns that is a note; below, what the forward took is owed a gradient."""
+
+    def fed(case: Case) -> bool:
+        return case.N in {64, 4096, 131072, 131073}
+
+    report = reviewed(by_hand(backward=ends), dtypes=("float32",), only=fed)
+    severities = {found.severity for found in report.findings if found.rule == "r-runs"}
+    assert verdict in severities, report.text()
+    assert report.rules() == ({"r-runs"} if verdict == "fail" else set())
+
+
 def casts_to_w(x: Tensor, w: Tensor, eps: float) -> Tensor:
     """Do as T5's module does: normalise in fp32, cast to a 16-bit weight's dtype."""
     x_hat = x * torch.rsqrt(x.float().pow(2).mean(-1, keepdim=True) + eps)

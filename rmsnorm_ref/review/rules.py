@@ -64,7 +64,8 @@ _TABLE = (
      _FAILS),
     # ---- contract
     ("r-runs", "Contract", "Packed matrices of ordinary size run, in both passes.",
-     "Everything else rests on it.", "Fails; a dtype that is refused by an error is a note."),
+     "Everything else rests on it.",
+     "Fails; a dtype, or a width beyond 65536, that is refused by an error is a note."),
     ("r-layout-x", "Contract", "Any strides of x give what the packed copy gives.",
      "A slice, a transpose, an offset: x.stride(0) is not N, x.stride(-1) not 1.",
      "Fails where the result is wrong in silence; an error is a note: the caller can pack x."),
