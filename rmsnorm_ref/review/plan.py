@@ -100,7 +100,7 @@ def _values(scope: Scope) -> list[Case]:
         turns = itertools.cycle(scope.dtypes)
         found += [around(Case(M, 12, next(turns))) for M in (1, 2, 5, 12, 16, 33)]
         # A lone column past a chunk's edge: one of many terms, so it shows in fp32 alone.
-        found += [around(Case(1, 8193, d)) for d in scope.dtypes if d == "float32"]
+        found += [around(Case(4, 8193, d)) for d in scope.dtypes if d == "float32"]
         return found + [around(Case(M, N, next(turns))) for M, N in widths]
     heights = [(M, 8 + 12 * (index % 4) if M < 1000 else 6) for index, M in enumerate(HEIGHTS)]
     heights += [(M, 2) for M in (TALL if scope.full else TALL[2:3])]
