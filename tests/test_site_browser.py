@@ -20,6 +20,27 @@ LOOKS = [
     ("light", 400, ["scrollable-region-focusable", "target-size", "landmark-unique", "link-name"]),
 ]
 WIDTHS = (400, 900, 1400)
+AT_ONCE = 8  # pages that load together: each is watched until its network has been still a while
+
+
+class Tab:
+    """One of several pages that load at once, with no cache: what each asks for, and what comes."""
+
+    def __init__(self, context: Any) -> None:
+        self.page = context.new_page()
+        session = context.new_cdp_session(self.page)
+        session.send("Network.enable")
+        session.send("Network.setCacheDisabled", {"cacheDisabled": True})
+        self.asked: list[str] = []
+        self.n_bytes: list[int] = []
+        self.page.on("request", lambda request: self.asked.append(request.url))
+        self.page.on("response", lambda found: self.n_bytes.append(len(found.body())))
+
+    def go(self, address: str) -> None:
+        """Load another page, and count from nothing."""
+        self.asked.clear()
+        self.n_bytes.clear()
+        self.page.goto(address)
 
 
 @pytest.fixture
@@ -52,23 +73,20 @@ def test_no_page_breaks_a_rule_of_accessibility(
 def test_pages_ask_nobody_else_and_are_light(chromium: Any, served: str, names: list[str]) -> None:
     """Reading a page asks this site alone, and takes at most 300 kB besides formulas."""
     heavy = {}
-    for name in names:
-        context = chromium.new_context()  # nothing is cached from the page before
-        page = context.new_page()
-        asked: list[str] = []
-        n_bytes: list[int] = []
-        page.on("request", lambda request, asked=asked: asked.append(request.url))
-        page.on("response", lambda found, n=n_bytes: n.append(len(found.body())))
-        page.goto(f"{served}/{name}", wait_until="networkidle")
-        outside = [url for url in asked if not url.startswith((served, "data:"))]
-        assert not outside, f"{name}: {outside}"
-        maths = page.evaluate(
-            "[...document.querySelectorAll('math')].map(m => m.outerHTML).join('')"
-        )
-        total = sum(n_bytes) - len(maths.encode())
-        if total > HEAVIEST:
-            heavy[name] = total
-        context.close()
+    context = chromium.new_context()
+    tabs = [Tab(context) for _ in range(AT_ONCE)]
+    for first in range(0, len(names), AT_ONCE):
+        loading = list(zip(names[first : first + AT_ONCE], tabs, strict=False))
+        for name, tab in loading:
+            tab.go(f"{served}/{name}")
+        for name, tab in loading:
+            tab.page.wait_for_load_state("networkidle")
+            outside = [url for url in tab.asked if not url.startswith((served, "data:"))]
+            assert not outside, f"{name}: {outside}"
+            total = sum(tab.n_bytes) - len(tab.page.evaluate(FORMULAS).encode())
+            if total > HEAVIEST:
+                heavy[name] = total
+    context.close()
     assert not heavy
 
 
