@@ -8,6 +8,7 @@ from urllib.parse import urlparse
 
 from rmsnorm_ref import __version__
 from rmsnorm_ref.measure.provenance import commit
+from rmsnorm_ref.review.rules import SITE
 
 sys.path.append(str(Path(__file__).parent / "_ext"))
 
@@ -22,12 +23,11 @@ _changed = "" if _clean or "READTHEDOCS" in os.environ else ", with changes"
 built_from = f"commit {_commit[:7]}{_changed}" if _commit else "no commit known"
 copyright = f"2026, {author}. Version {release}, {built_from}"  # the theme's footer shows it
 
-# Where the site stands, which only its host knows. A citation names the version's own address.
+# Where this build stands: its host says it. A citation names the version's own address there, or,
+# from a build of somebody's own, on the published site.
 html_baseurl = os.environ.get("READTHEDOCS_CANONICAL_URL", "")
-_root = html_baseurl.rstrip("/").rpartition("/")[0] or "https://<site>/en"
+_root = html_baseurl.rstrip("/").rpartition("/")[0] or SITE
 citation_base = f"{_root}/v{release}/"
-if html_baseurl:
-    tags.add("hosted")  # type: ignore[name-defined]  # noqa: F821  # Sphinx puts it here
 
 extensions = [
     "accessible",  # docs/_ext, like the next thirteen

@@ -3,15 +3,13 @@
 Pinned, because correctness or a row's bits hang on it, is all of `tiling.py`. Searched, because
 only speed hangs on it: how many warps share a tile and how many tiles a loop keeps in flight.
 
-The search runs once per kernel, N, dtypes and device, on an input of its own that is made from N
-and dtype alone. It never sees M: the number of warps sets the order in which a row is summed, so a
-choice that followed M, or whichever batch arrived first, would let a row's last bit depend on the
-rows beside it. That is also why `triton.autotune` does not wrap the kernels: it times the call that
-comes first.
+The search runs once per kernel, N, dtypes and device, on an input made from N and dtype alone. It
+never sees M: the number of warps sets the order in which a row is summed, so a choice that followed
+M, or the batch that came first (`triton.autotune` times that one, and wraps nothing here), would
+let a row's last bit depend on the rows beside it.
 
-`RMSNORM_REF_TUNING=fixed`, or `set_mode("fixed")`, skips the search and takes the shipped table:
-the same bits on every run and every machine of a kind, a cheap first call, safe to capture in a
-CUDA graph.
+`RMSNORM_REF_TUNING=fixed`, or `set_mode("fixed")`, takes the shipped table: the same bits on every
+run and machine of a kind, a cheap first call, safe to capture in a CUDA graph.
 """
 
 import functools
@@ -40,13 +38,9 @@ STAGES = (1, 2, 3, 4)
 # The least a challenger must gain on the shipped choice, as a share of its time: below that a
 # difference is noise, and taking it would only make bits differ from one process to the next.
 NOISE = 0.02
-# A challenger is the luckiest of many samples, so it must win by that much again, so often, with
-# the shipped choice timed right beside it.
-REMATCHES = 2
+REMATCHES = 2  # as many more wins, side by side: a challenger is the luckiest of many samples
 TRIAL_BYTES = 64 * 2**20  # of x in a trial: more than the L2 holds, so that HBM is what is timed
-# Launches in a sample. One alone, on a cold cache, ranks configs otherwise than a queue of them: at
-# N = 1024 in fp32 it took one for the backward that is 3 % slower than the table's was.
-BURST = 8
+BURST = 8  # launches in a sample: one alone, on a cold cache, ranks configs otherwise
 
 
 class Space(NamedTuple):
@@ -115,31 +109,21 @@ SHIPPED = {
     "wide_backward": {8192: Config(16), 16384: Config(32)},
     "column_backward": {4096: Config(8, 4)},
 }
-# The dw reduction: a few microseconds, most of them the launch.
-REDUCE = Config(4)
+REDUCE = Config(4)  # the dw reduction: a few microseconds, most of them the launch
 # Where the table is more than the noise away from the best: (path, BLOCK_SIZE, bytes per element).
 EXCEPTIONS = {
-    ("forward", 1, 2): Config(1),
-    ("forward", 64, 2): Config(8),
-    ("forward", 1, 4): Config(16),
-    ("forward", 4, 4): Config(16),
-    ("forward", 1024, 4): Config(8),
+    ("forward", 1, 2): Config(1), ("forward", 64, 2): Config(8), ("forward", 1, 4): Config(16),
+    ("forward", 4, 4): Config(16), ("forward", 1024, 4): Config(8),
     ("forward", 8192, 4): Config(16),
     ("wide_forward", 16384, 4): Config(32),
-    ("backward", 1, 2): Config(16, 1),
-    ("backward", 2, 2): Config(8, 1),
-    ("backward", 256, 2): Config(16, 3),
-    ("backward", 1, 4): Config(32, 1),
-    ("backward", 2, 4): Config(8, 1),
-    ("backward", 16, 4): Config(16, 1),
-    ("backward", 32, 4): Config(16, 1),
-    ("backward", 64, 4): Config(4, 1),
-    ("backward", 128, 4): Config(16, 1),
-    ("backward", 256, 4): Config(8, 1),
-    ("backward", 512, 4): Config(4, 1),
-    ("backward", 1024, 4): Config(8, 1),
+    ("backward", 1, 2): Config(16, 1), ("backward", 2, 2): Config(8, 1),
+    ("backward", 256, 2): Config(16, 3), ("backward", 1, 4): Config(32, 1),
+    ("backward", 2, 4): Config(8, 1), ("backward", 16, 4): Config(16, 1),
+    ("backward", 32, 4): Config(16, 1), ("backward", 64, 4): Config(4, 1),
+    ("backward", 128, 4): Config(16, 1), ("backward", 256, 4): Config(8, 1),
+    ("backward", 512, 4): Config(4, 1), ("backward", 1024, 4): Config(8, 1),
     ("wide_backward", 32768, 4): Config(8),
-}
+}  # fmt: skip
 
 
 def shipped(
@@ -193,17 +177,14 @@ def set_mode(new: str | None) -> None:
     """Choose between "search" and "fixed" for all calls from now on; None follows the variable.
 
     Args:
-        new: "search" (time the configs at the first call of each width), "fixed" (take the shipped
-            table: same bits on every run, safe under CUDA-graph capture), or None.
+        new: "search" (time configs at the first call of each width), "fixed" (the table), or None.
 
     Raises:
         ValueError: any other word.
 
     Example:
-        >>> set_mode("fixed")
-        >>> mode()
+        >>> set_mode("fixed"); mode(); set_mode(None)
         'fixed'
-        >>> set_mode(None)
     """
     global _mode
     if new is not None and new not in _MODES:

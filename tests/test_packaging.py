@@ -15,6 +15,7 @@ import torch
 import rmsnorm_ref
 from rmsnorm_ref import oracle
 from rmsnorm_ref.data import hidden_states
+from rmsnorm_ref.review import rules
 
 ROOT = Path(__file__).parents[1]
 
@@ -84,6 +85,12 @@ def test_version_and_licence_are_one() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     assert citation["version"] == rmsnorm_ref.__version__
     assert citation["license"] == project["license"]
+
+
+def test_the_site_has_one_address() -> None:
+    """Reports of a review and citations point where the package's metadata says the site is."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    assert f"{project['urls']['Documentation']}/en" == rules.SITE
 
 
 def test_readme_map_is_complete() -> None:

@@ -1,4 +1,4 @@
-"""What is pinned, searched, pruned and shipped; the compiler's own view is in test_compile.py."""
+"""What is searched, pruned and shipped; the compiler's own view is in test_compile.py."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 import torch
 from paths import DEVICE, in_every_dtype, on_every_path, on_every_width
 
-from rmsnorm_ref import interpreter, tiling, traffic, tuning
+from rmsnorm_ref import interpreter, tiling, tuning
 from rmsnorm_ref.tuning import Config
 
 if TYPE_CHECKING:
@@ -35,64 +35,6 @@ def paths_of(N: int) -> tuple[str, str]:
     """Name the searches that rows of N columns start; few rows take the choice for many."""
     forward = "forward" if N <= tiling.ONE_TILE_MAX else "wide_forward"
     return forward, tiling.backward_path(MANY, N, CPU)
-
-
-# ---- Pinned -----------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("block_size", BLOCK_SIZES)
-def test_tile_spans_the_row(block_size: int) -> None:
-    """BLOCK_SIZE is the next power of two, and narrow rows fill the tile up to its size."""
-    for N in {block_size // 2 + 1, block_size}:
-        for tile, most in (
-            (tiling.forward_tile(N), tiling.FORWARD_TILE),
-            (
-                tiling.backward_tile(N),
-                tiling.NARROW_BACKWARD_TILE if tiling.shares_sm(N) else tiling.BACKWARD_TILE,
-            ),
-        ):
-            assert tile.block_size == block_size
-            assert tile.block_size * tile.rows == max(most, block_size)
-
-
-@on_every_width
-@pytest.mark.parametrize("n_sm", [1, 4, 132])
-def test_rows_are_split_into_whole_tiles_that_cover_all(
-    monkeypatch: pytest.MonkeyPatch, N: int, n_sm: int
-) -> None:
-    """Chunks are whole tiles, cover every row once, and number no more than the SMs allow."""
-    monkeypatch.setattr(tiling, "sm_count", lambda _: n_sm)
-    tile_rows = tiling.backward_tile(N).rows if N <= tiling.ONE_TILE_MAX else 1
-    n_blocks = -(-N // tiling.COLUMN_BLOCK) if N > tiling.CHUNKED_BACKWARD_MAX else 1
-    most = max(n_blocks, n_sm * (2 if tiling.shares_sm(N) else 1))
-    for M in (*range(1, 70), n_sm * tile_rows, n_sm * tile_rows + 1, 4096, 1_000_003):
-        n_programs, rows_per_program = tiling.split_rows(M, N, CPU)
-        assert (n_programs - 1) * rows_per_program < M <= n_programs * rows_per_program
-        assert rows_per_program % tile_rows == 0
-        assert n_programs * n_blocks <= most
-
-
-def test_a_cap_on_registers_is_asked_for_where_it_makes_one_wave() -> None:
-    """132 SMs hold 12 programs of 128 threads, capped 16; no other tile, dtype or GPU is capped."""
-    wave = tiling.one_wave(2048, BF16, 4, 132, 2048)
-    assert wave == tiling.one_wave(1032, FP16, 4, 132, 2048) == range(132 * 12 + 1, 132 * 16 + 1)
-    assert tiling.one_wave(4096, BF16, 8, 132, 2048) == range(132 * 6 + 1, 132 * 8 + 1)
-    others = ((2048, FP32, 4), (2044, BF16, 4), (2048, BF16, 8), (1024, BF16, 4), (8192, BF16, 8))
-    assert not any(tiling.one_wave(*other, 132, 2048) for other in others)
-    assert not tiling.one_wave(2048, BF16, 4, 132, 1536), "12 programs are all it has room for"
-    assert not tiling.one_wave(2048, BF16, 4, 4, tiling.threads_per_sm(torch.device("cpu")))
-
-
-@on_every_width
-@pytest.mark.parametrize("M", [1, 2, 5, 64, 512, 528, 4096])
-def test_scratch_is_a_third_of_the_data_and_one_row_at_most(
-    monkeypatch: pytest.MonkeyPatch, M: int, N: int
-) -> None:
-    """All programs but the last have 4 rows or more, so their scratch is a third of 3*M*N*e."""
-    monkeypatch.setattr(tiling, "sm_count", lambda _: 132)
-    n_programs, _ = tiling.split_rows(M, N, CPU)
-    both = traffic.backward(M, N, FP16)
-    assert both.scratch_bytes(n_programs - 1) * 3 <= both.obligatory_bytes
 
 
 # ---- Searched and pruned ----------------------------------------------------------------------

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-SITE = "https://rmsnorm-ref.readthedocs.io/en/latest/reference/rules.html"
+SITE = "https://rmsnorm-ref.readthedocs.io/en"  # the published site, less the version
 
 FAIL, NOTE = "fail", "note"
 
@@ -27,7 +27,7 @@ class Rule(NamedTuple):
     @property
     def url(self) -> str:
         """Return the rule's permalink."""
-        return f"{SITE}#{self.id}"
+        return f"{SITE}/latest/reference/rules.html#{self.id}"
 
 
 _FAILS = "Fails."
