@@ -68,8 +68,7 @@ def few_rows_backward_kernel(
         rstd = tl.load(rstd_ptr + rows, mask=row_mask, other=0.0)
         x_hat = x * rstd
         # ---- Reduce
-        # One number per row, divided by N and not by BLOCK_SIZE: it does not wait for the dw
-        # programs, which need all rows of a few columns where this needs all columns of a few rows.
+        # One number per row, divided by N and not by BLOCK_SIZE.
         dyw = dy * w
         mean = tl.sum(dyw * x_hat, axis=1, keep_dims=True) / N
         if dx_ptr is not None:

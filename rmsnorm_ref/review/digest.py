@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from . import code, pattern, probes
 from .cases import EQUAL, NAN_AROUND, Case
-from .findings import INFO, STRICT, Breach, Facts, Finding, breaches, rule_of, severity_of, words
+from .findings import STRICT, Breach, Facts, Finding, breaches, rule_of, severity_of, words
 from .rules import FAIL, NOTE, RULES
 from .shrink import Shrinker
 from .tolerance import CLEAN
@@ -92,8 +92,6 @@ class Digest:
         rule = rule_of(blamed, breach, self.facts)
         title, expected, got = words(case, breach, outcome)
         severity = severity_of(case, rule, breach, outcome)
-        if rule == "r-runs" and breach.what == "forward" and case.N > 4096 and severity == NOTE:
-            severity = INFO  # a limit that is told is no fault
         if breach.kind == "rounding":
             says = self.facts.arithmetic.get(case.dtype, {}).get("says", "")
             told = breach.what == "y" and says and not self.facts.arithmetic[case.dtype]["once"]
@@ -105,8 +103,8 @@ class Digest:
             "range": code.value,
             "missing": code.missing,
         }
-        told = outcome.get("tensors", {}).get(breach.what, {})
-        fenced = {"fenced": True} if told and told["got"] != told["got"] else {}
+        judged = outcome.get("tensors", {}).get(breach.what, {})
+        fenced = {"fenced": True} if judged and judged["got"] != judged["got"] else {}
         program = make.get(breach.kind, code.flag)(
             self.loads, case, breach.what if breach.kind != "raised" else "", self.device, **fenced
         )
