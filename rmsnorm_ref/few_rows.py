@@ -47,6 +47,7 @@ def few_rows_backward_kernel(
             rstd_c = tl.load(rstd_ptr + dw_rows, mask=dw_rows < M, other=0.0)
             dw += dy_c.to(tl.float32) * (x_c.to(tl.float32) * rstd_c)
         if dw_ptr is not None:
+            # ---- Write
             # N * e_w bytes and the one rounding. One program adds a column up, always in the same
             # order: no partial buffer, no atomics.
             dw_row = tl.sum(dw, axis=0, keep_dims=True).to(dw_ptr.dtype.element_ty)
