@@ -49,14 +49,12 @@ def rmsnorm_backward_kernel(
         w = tl.load(w_ptr + cols, mask=col_mask, other=0.0).to(tl.float32)
     # The private accumulator, fp32 whatever the storage: no other program can write to it.
     dw = tl.zeros([ROWS, BLOCK_SIZE], dtype=tl.float32)
-
     # A plain range would ignore num_stages: only tl.range keeps the loads of the next tiles in
     # flight while this one is reduced.
     for row in tl.range(first_row, last_row, ROWS, num_stages=NUM_STAGES):
         rows = row + tl.arange(0, ROWS)[:, None]
         row_mask = rows < last_row
         mask = row_mask & col_mask
-
         # ---- Load
         # 2 * M * N * e bytes in all: the one read of x and dy that both gradients share. And 4 * M
         # of rstd, which spare the pass a reduction over x.
@@ -68,7 +66,6 @@ def rmsnorm_backward_kernel(
         rstd = tl.load(rstd_ptr + rows, mask=row_mask, other=0.0)
         dy = dy.to(tl.float32)
         x_hat = x.to(tl.float32) * rstd
-
         if dx_ptr is not None:
             # ---- Reduce
             # How much of dyw lies along x_hat: one number per row, [ROWS, 1]. The kept axis is what
@@ -80,7 +77,6 @@ def rmsnorm_backward_kernel(
             dx = ((dyw - x_hat * mean) * rstd).to(dx_ptr.dtype.element_ty)
             tl.store(dx_ptr + rows * N + cols, dx, mask=mask, eviction_policy=EVICTION)
         dw += dy * x_hat
-
     # ---- Write
     # 4 * N bytes per program, the only trace of dw before the second kernel.
     if partial_dw_ptr is not None:

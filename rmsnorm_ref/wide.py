@@ -32,7 +32,6 @@ def wide_forward_kernel(
     # ---- Locate the row, in 64 bits
     row = tl.program_id(0).to(tl.int64)
     x_row_ptr = x_ptr + row * (x_row_stride // ROW_ALIGN * ROW_ALIGN)
-
     # ---- Load and reduce
     # M * N * e bytes from HBM; evict_last keeps them in the SM's cache for the second read.
     # One running sum per lane, one sum across lanes at the end. Masked lanes add 0.
@@ -46,7 +45,6 @@ def wide_forward_kernel(
     # 4 * M bytes.
     if rstd_ptr is not None:
         tl.store(rstd_ptr + row, rstd)
-
     # ---- Load again and write
     # M * N * e bytes of x once more, from cache, and for the last time (evict_first).
     # M * N * e bytes of y, the one rounding; streamed (.cs), so that y does not push x out.
@@ -79,7 +77,6 @@ def wide_backward_kernel(
     dw = ()
     for _ in tl.static_range(N_CHUNKS):
         dw = dw + (tl.zeros([CHUNK], dtype=tl.float32),)
-
     for row in tl.range(first_row, last_row):
         x_row_ptr = x_ptr + row * (x_row_stride // ROW_ALIGN * ROW_ALIGN)
         dy_row_ptr = dy_ptr + row * (dy_row_stride // ROW_ALIGN * ROW_ALIGN)
@@ -98,7 +95,6 @@ def wide_backward_kernel(
                 w = tl.load(w_ptr + cols, cols < N, 0.0).to(tl.float32)
                 dot += dy.to(tl.float32) * w * (x.to(tl.float32) * rstd)
             mean = tl.sum(dot, axis=0) / N
-
         # ---- Load again and write
         # 2 * M * N * e bytes, for the last time; from cache, unless dw alone is asked for and this
         # read is the first. N * e_w bytes of w per row, from cache.
@@ -116,7 +112,6 @@ def wide_backward_kernel(
                 tl.store(dx_ptr + row * N + cols, dx, mask=mask)
             new_dw = new_dw + (dw[chunk] + dy * x_hat,)
         dw = new_dw
-
     # ---- Write
     # 4 * N bytes per program.
     if partial_dw_ptr is not None:
