@@ -6,6 +6,7 @@ test looks for the new text, so that a repair which a later theme makes void is 
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -19,10 +20,19 @@ REPAIRS = {
     '<aside class="toc-drawer">': '<aside class="toc-drawer" aria-label="This page">',
     # What scrolls sideways must be reached by keyboard.
     '<div class="highlight"><pre>': '<div class="highlight"><pre tabindex="0">',
-    '<div class="table-wrapper ': '<div tabindex="0" class="table-wrapper ',
+    '<div class="table-wrapper ': (
+        '<div tabindex="0" role="group" aria-label="Table, scrolls sideways where the page is '
+        'narrow" class="table-wrapper '
+    ),
     # A page needs a heading.
     '<div id="search-results"></div>': '<h1>Search</h1>\n<div id="search-results"></div>',
 }
+# A figure keeps a width at which its words can be read, and on a narrower page scrolls by itself.
+FIGURE = (
+    '<div class="wide-figure" tabindex="0" role="group" aria-label="Figure, scrolls sideways where '
+    'the page is narrow">'
+)
+GALLERY_IMAGE = re.compile(r'<img [^>]*class = "sphx-glr-(?:single|multi)-img"\s*/>')
 
 
 def repair_pages(app: Sphinx) -> None:
@@ -36,7 +46,7 @@ def repair_pages(app: Sphinx) -> None:
         page = str(render(template, context))
         for old, new in REPAIRS.items():
             page = page.replace(old, new)
-        return page
+        return GALLERY_IMAGE.sub(lambda image: f"{FIGURE}{image[0]}</div>", page)
 
     templates.render = repaired
 

@@ -32,6 +32,7 @@ import limits
 import proofs
 import tables
 import tables_other
+from accessible import FIGURE
 from blocks import recording_link, table, text_or_code
 from docutils import nodes
 from docutils.parsers.rst import directives
@@ -176,14 +177,16 @@ def write(figure: Any, path: Path) -> tuple[int, int]:
 
 
 def visit_drawing(translator: HTML5Translator, node: drawing) -> None:
-    """Write the image's tag, its path relative to the page."""
+    """Write the image's tag, its path relative to the page, in a box that scrolls."""
     path = f"{translator.builder.imgpath}/{node['file']}"
+    translator.body.append(FIGURE)
     translator.body.append(
         translator.emptytag(
             node, "img", "\n", src=path, alt=node["alt"], width=str(node["width"]),
             height=str(node["height"]), loading="lazy",
         )
     )  # fmt: skip
+    translator.body.append("</div>")
     raise nodes.SkipNode
 
 
