@@ -120,6 +120,16 @@ def test_repairs_of_the_theme_are_needed(site: Path) -> None:
         assert new in text, f"no page has {old} any more: drop the repair"
 
 
+def test_every_figure_is_in_a_box_that_scrolls(site: Path) -> None:
+    """Every figure is in a box that the keyboard reaches, so that its words need not shrink."""
+    text = "".join(path.read_text(encoding="utf-8") for path in pages_of(site))
+    images = re.findall(r"(?:<div [^>]*>)?<img [^>]*_images/[^>]*>", text)
+    figures = [tag for tag in images if "_thumb." not in tag]
+    boxless = [tag for tag in figures if not tag.startswith(accessible.FIGURE)]
+    assert figures
+    assert not boxless
+
+
 def test_no_page_shows_a_run_time(pages: dict[str, Tags]) -> None:
     """No page tells how long its script took, which says nothing about a kernel's time."""
     for name, page in pages.items():
