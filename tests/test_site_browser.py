@@ -12,6 +12,11 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 HEAVIEST = 300_000  # bytes of a page and all that it loads, formulas left out
+# Images further down load when a reader comes to them; here at once, to be weighed.
+ALL_IMAGES = """Promise.all([...document.images].map(image => {
+    image.loading = 'eager'
+    return image.decode()
+}))"""
 FORMULAS = "[...document.querySelectorAll('math')].map(m => m.outerHTML).join('')"
 # All rules once; then those that another theme or width can break.
 LOOKS = [
@@ -80,6 +85,7 @@ def test_pages_ask_nobody_else_and_are_light(chromium: Any, served: str, names: 
         for name, tab in loading:
             tab.go(f"{served}/{name}")
         for name, tab in loading:
+            tab.page.evaluate(ALL_IMAGES)
             tab.page.wait_for_load_state("networkidle")
             outside = [url for url in tab.asked if not url.startswith((served, "data:"))]
             assert not outside, f"{name}: {outside}"

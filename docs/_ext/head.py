@@ -1,13 +1,14 @@
-"""One description per page: for search engines, link previews and the social card alike.
+"""What a page's head says: one description, and the files that the page has a use for.
 
-A page of prose states its own, as `description` under `html_meta`. A page made from a script is
-described by its first paragraph. Pages that Sphinx makes are described below.
+A page of prose states its description, under `html_meta`. A page made from a script is described by
+its first paragraph. Pages that Sphinx makes are described below.
 """
 
 from __future__ import annotations
 
 import html
 import logging
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import sphinxext.opengraph  # type: ignore[import-untyped]  # ships no types
@@ -49,6 +50,17 @@ def add_description(
         context["metatags"] = context.get("metatags", "") + tag
 
 
+def leave_out(
+    app: Sphinx, page: str, template: str, context: dict[str, Any], doctree: nodes.document | None
+) -> None:
+    """Load the gallery's styles and script on the gallery's pages alone."""
+    del app, template, doctree
+    if not page.startswith("auto_examples/"):
+        for kind in ("css_files", "script_files"):
+            names = [(file, Path(str(file.filename or "")).name) for file in context[kind]]
+            context[kind] = [file for file, name in names if not name.startswith(("sg-", "sg_"))]
+
+
 def for_card(doctree: nodes.document, length: int, known_titles: set[str]) -> str:
     """Take the place of a function that would quote formulas and code."""
     del length, known_titles
@@ -61,4 +73,5 @@ def setup(app: Sphinx) -> dict[str, Any]:
     logging.getLogger("matplotlib.font_manager").setLevel(logging.ERROR)
     sphinxext.opengraph.get_description = for_card
     app.connect("html-page-context", add_description, priority=100)
+    app.connect("html-page-context", leave_out)
     return {"version": "1", "parallel_read_safe": True, "parallel_write_safe": True}

@@ -72,7 +72,7 @@ ROWS: dict[str, dict[str, Any]] = {
     "host_time": {"kind": "host"},
 }
 COLOURS = 64  # in the file of a figure: few are used, and it is a third of the size
-DPI = 170
+DPI = 85  # of an image of the size it has on the page
 
 
 class _Directive(SphinxDirective):
@@ -164,16 +164,22 @@ class DrawingDirective(_Directive):
 
 
 def write(figure: Any, path: Path) -> tuple[int, int]:
-    """Write a matplotlib figure as a small PNG; return its size on the page, in CSS pixels."""
+    """Write a matplotlib figure as two small PNGs; return its size on the page, in CSS pixels."""
     from matplotlib import pyplot as plt  # noqa: PLC0415  # only where a page has a figure
     from PIL import Image  # noqa: PLC0415  # comes with matplotlib
 
-    buffer = io.BytesIO()
-    figure.savefig(buffer, format="png", dpi=DPI)
+    for scale in (2, 1):
+        buffer = io.BytesIO()
+        figure.savefig(buffer, format="png", dpi=scale * DPI)
+        image = Image.open(buffer).convert("RGB").quantize(COLOURS, dither=Image.Dither.NONE)
+        image.save(path if scale == 1 else path.with_name(twice(path.name)), optimize=True)
     plt.close(figure)
-    image = Image.open(buffer).convert("RGB").quantize(COLOURS, dither=Image.Dither.NONE)
-    image.save(path, optimize=True)
-    return round(image.width / 2), round(image.height / 2)
+    return image.width, image.height
+
+
+def twice(file: str) -> str:
+    """Name the image of twice the size, for screens that have the pixels."""
+    return file.removesuffix(".png") + "-2x.png"
 
 
 def visit_drawing(translator: HTML5Translator, node: drawing) -> None:
@@ -184,6 +190,7 @@ def visit_drawing(translator: HTML5Translator, node: drawing) -> None:
         translator.emptytag(
             node, "img", "\n", src=path, alt=node["alt"], width=str(node["width"]),
             height=str(node["height"]), loading="lazy",
+            srcset=f"{path}, {translator.builder.imgpath}/{twice(node['file'])} 2x",
         )
     )  # fmt: skip
     translator.body.append("</div>")
