@@ -73,5 +73,6 @@ def setup(app: Sphinx) -> dict[str, Any]:
     logging.getLogger("matplotlib.font_manager").setLevel(logging.ERROR)
     sphinxext.opengraph.get_description = for_card
     app.connect("html-page-context", add_description, priority=100)
-    app.connect("html-page-context", leave_out)
+    # Last of all: what another extension adds to one page must be in the lists already.
+    app.connect("html-page-context", leave_out, priority=900)
     return {"version": "1", "parallel_read_safe": True, "parallel_write_safe": True}
