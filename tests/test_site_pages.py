@@ -48,6 +48,17 @@ def test_every_image_has_alt_text(pages: dict[str, Tags]) -> None:
     assert not scraped, "a figure with no title: its alt text is its script's name"
 
 
+def test_every_figure_of_the_gallery_says_its_source(pages: dict[str, Tags]) -> None:
+    """The alt text says, as the figure's foot does, on what and when, live or from a recording."""
+    when = r"\d{4}-\d\d-\d\d, (commit|no commit) .*(recorded|measured now)\.$"
+    for name, page in pages.items():
+        if name.startswith("auto_examples/plot_"):
+            figures = [alt for alt in page.values("img", "alt") if alt]
+            assert figures, name
+            for alt in figures:
+                assert re.search(f"{when}|Counted by ", alt), f"{name}: {alt}"
+
+
 def test_every_page_has_a_description_of_its_own(pages: dict[str, Tags]) -> None:
     """Every page says in one description, unlike any other, what is on it."""
     seen: dict[str, str] = {}

@@ -1,10 +1,15 @@
-"""Save the gallery's figures with a palette: flat colours need few, and files get smaller."""
+"""Save the gallery's figures small, and say in their alt text where they come from.
+
+Flat colours need a small palette. What stands at the foot of a figure, the source of what is drawn,
+is for those too who do not see the picture.
+"""
 
 from __future__ import annotations
 
 from pathlib import Path
 from typing import Any
 
+from matplotlib import pyplot as plt
 from PIL import Image
 from sphinx_gallery.scrapers import matplotlib_scraper
 
@@ -15,6 +20,7 @@ def scraper(block: Any, block_vars: dict[str, Any], gallery_conf: dict[str, Any]
     """Save the figures as sphinx-gallery does, then reduce the colours of the new files."""
     images = block_vars["image_path_iterator"]
     n_before = len(images)
+    feet = [foot(plt.figure(number)) for number in plt.get_fignums()]
     text: str = matplotlib_scraper(block, block_vars, gallery_conf)
     for first in images.paths[n_before:]:
         path = Path(first)
@@ -24,4 +30,14 @@ def scraper(block: Any, block_vars: dict[str, Any], gallery_conf: dict[str, Any]
             with Image.open(file) as image:
                 reduced = image.convert("RGB").quantize(N_COLOURS, dither=Image.Dither.NONE)
             reduced.save(file, optimize=True)
-    return text
+    lines = text.splitlines(keepends=True)
+    for i in [i for i, line in enumerate(lines) if line.lstrip().startswith(":alt: ")]:
+        lines[i] = f"{lines[i].rstrip()} {feet.pop(0)}\n"
+    return "".join(lines)
+
+
+def foot(figure: Any) -> str:
+    """Return what stands at a figure's foot, as a sentence."""
+    lowest = min(figure.texts, key=lambda text: text.get_position()[1])
+    said = " ".join(lowest.get_text().split())
+    return f"{said[0].upper()}{said[1:]}."
