@@ -168,7 +168,7 @@ class BytesDirective(SphinxDirective):
             for one, other in pairs
         ]
         head = ("Kernel", "Tensor", "Access", "Bytes", "Asked for", "Counted as")
-        return [table(f"Bytes of the path `{path}`", head, rows)]
+        return [table(f"Bytes of the path `{path}`", head, rows, classes=("made", "bytes"))]
 
 
 def ranges() -> list[tuple[str, str, str, str]]:
