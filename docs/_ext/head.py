@@ -57,8 +57,11 @@ def leave_out(
     del app, template, doctree
     if not page.startswith("auto_examples/"):
         for kind in ("css_files", "script_files"):
-            names = [(file, Path(str(file.filename or "")).name) for file in context[kind]]
-            context[kind] = [file for file, name in names if not name.startswith(("sg-", "sg_"))]
+            context[kind] = [file for file in context[kind] if not _of_the_gallery(file.filename)]
+
+
+def _of_the_gallery(address: object) -> bool:
+    return Path(str(address)).name.startswith(("sg-", "sg_"))
 
 
 def for_card(doctree: nodes.document, length: int, known_titles: set[str]) -> str:

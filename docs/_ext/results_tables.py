@@ -22,7 +22,6 @@ extension also gives the `fact` role the functions of `findings.py`, `limits.py`
 
 from __future__ import annotations
 
-import io
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -165,16 +164,14 @@ class DrawingDirective(_Directive):
 
 def write(figure: Any, path: Path) -> tuple[int, int]:
     """Write a matplotlib figure as two small PNGs; return its size on the page, in CSS pixels."""
-    from matplotlib import pyplot as plt  # noqa: PLC0415  # only where a page has a figure
-    from PIL import Image  # noqa: PLC0415  # comes with matplotlib
+    from gallery_images import reduce_colours  # noqa: PLC0415  # only where a page has a figure
+    from matplotlib import pyplot as plt  # noqa: PLC0415
 
-    for scale in (2, 1):
-        buffer = io.BytesIO()
-        figure.savefig(buffer, format="png", dpi=scale * DPI)
-        image = Image.open(buffer).convert("RGB").quantize(COLOURS, dither=Image.Dither.NONE)
-        image.save(path if scale == 1 else path.with_name(twice(path.name)), optimize=True)
+    for file, scale in ((path.with_name(twice(path.name)), 2), (path, 1)):
+        figure.savefig(file, dpi=scale * DPI)
+        size = reduce_colours(file, COLOURS)
     plt.close(figure)
-    return image.width, image.height
+    return size
 
 
 def twice(file: str) -> str:

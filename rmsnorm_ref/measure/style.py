@@ -28,7 +28,8 @@ if TYPE_CHECKING:
 
 CARD, INK, FAINT, ROOM = "#fbfaf7", "#222222", "#6a6a6a", "#e6e3da"
 WIDTH_IN = 6.0
-TEXT_PT, TITLE_PT, NOTE_PT = 11, 13, 9  # 11 points on 6 inches are 9 pixels on a page of 400
+TEXT_PT, TITLE_PT, NOTE_PT = 11, 13, 9  # 9 points are 11 pixels where a page is narrowest
+FOOT = "foot"  # the gid of the words at a figure's foot, which say where it comes from
 MARGIN_IN = 0.12
 
 RC = {
@@ -228,7 +229,7 @@ def finish(
     panels_in = figure.get_figheight()
     heading = _fitted(figure, title, fontsize=TITLE_PT, fontweight="bold", va="top")
     said = source if isinstance(source, str) else note(source)
-    footing = _fitted(figure, said, fontsize=NOTE_PT, color=FAINT, va="bottom")
+    footing = _fitted(figure, said, fontsize=NOTE_PT, color=FAINT, va="bottom", gid=FOOT)
     legend = _legend(figure, list(entries))
     legend_in = _size_in(figure, legend)[1] if legend else 0.0
     title_in = _size_in(figure, heading)[1] + 2 * MARGIN_IN
