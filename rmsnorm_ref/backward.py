@@ -17,8 +17,9 @@ import torch
 import triton
 import triton.language as tl
 
-from . import few_rows, tiling, tuning, wide
+from . import few_rows, table, tiling, tuning, wide
 from .launch import Launch
+from .table import Config
 
 
 @triton.jit(do_not_specialize=["dy_row_stride", "x_row_stride", "M", "rows_per_program"])
@@ -158,7 +159,7 @@ def launch_backward(
     return dx, dw
 
 
-def _build(N: int, dtype: torch.dtype, device: torch.device, config: tuning.Config, *_needs: bool):
+def _build(N: int, dtype: torch.dtype, device: torch.device, config: Config, *_needs: bool):
     """Fix all that does not change between calls of one width; return the launch."""
     tile = tiling.backward_tile(N)
     constants = (N, *tile, tiling.row_align(N, dtype), config.num_stages)
@@ -182,7 +183,7 @@ def _build_reduction(N: int, dtype: torch.dtype, device: torch.device):
     del dtype  # of dw: the cache keeps one compiled kernel per dtype
     cols = tiling.reduce_cols(device)
     constants = (N, tiling.REDUCE_ROWS, cols)
-    kernel = Launch(reduce_dw_kernel, constants, tuning.REDUCE, device)
+    kernel = Launch(reduce_dw_kernel, constants, table.REDUCE, device)
     grid = (-(-N // cols), 1, 1)
 
     def launch(partial_dw, dw) -> None:

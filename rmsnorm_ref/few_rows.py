@@ -12,8 +12,9 @@ import torch
 import triton
 import triton.language as tl
 
-from . import tiling, tuning
+from . import tiling
 from .launch import Launch
+from .table import Config
 
 
 @triton.jit(do_not_specialize=["dy_row_stride", "x_row_stride", "M", "dw_programs"])
@@ -83,7 +84,7 @@ def build_backward(
     N: int,
     dtype: torch.dtype,
     device: torch.device,
-    config: tuning.Config,
+    config: Config,
     needs_dx: bool,
     needs_dw: bool,
 ):

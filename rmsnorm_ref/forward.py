@@ -14,6 +14,7 @@ import triton.language as tl
 
 from . import tiling, tuning, wide
 from .launch import Launch
+from .table import Config
 
 
 @triton.jit(do_not_specialize=["x_row_stride", "M"])
@@ -91,7 +92,7 @@ def launch_forward(
     return y, rstd
 
 
-def _build(N: int, dtype: torch.dtype, device: torch.device, config: tuning.Config, *_needs: bool):
+def _build(N: int, dtype: torch.dtype, device: torch.device, config: Config, *_needs: bool):
     """Fix all that does not change between calls of one width; return the launch."""
     tile = tiling.forward_tile(N)
     constants = (N, tile.block_size, tile.rows, tiling.row_align(N, dtype))
@@ -101,13 +102,14 @@ def _build(N: int, dtype: torch.dtype, device: torch.device, config: tuning.Conf
     }
     n_sm, n_threads = tiling.sm_count(device), tiling.threads_per_sm(device)
     one_wave = tiling.one_wave(N, dtype, config.num_warps, n_sm, n_threads)
-    capped = Launch(rmsnorm_forward_kernel, (*constants, ""), config, device, maxnreg=32)
+    if one_wave:
+        options = {"maxnreg": tiling.CAPPED_REGISTERS}
+        capped = Launch(rmsnorm_forward_kernel, (*constants, ""), config, device, **options)
 
     def launch(x, x_row_stride, w, eps, y, rstd) -> None:
         M = y.numel() // N
-        kernel = kernels[tiling.eviction(x)]
-        if M in one_wave and w.itemsize == 2:
-            kernel = capped
+        in_one_wave = M in one_wave and w.itemsize == 2
+        kernel = capped if in_one_wave else kernels[tiling.eviction(x)]
         kernel((-(-M // tile.rows), 1, 1), x, w, y, rstd, x_row_stride, M, eps)
 
     return launch

@@ -19,7 +19,7 @@ import triton
 from triton import knobs
 from triton.runtime import driver
 
-from .tuning import Config
+from .table import Config
 
 _ONE_AT_A_TIME = threading.Lock()
 _compiles_only = contextvars.ContextVar("compiles_only", default=False)

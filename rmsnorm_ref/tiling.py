@@ -45,6 +45,11 @@ DW_TILE = (128, 32)
 SMALL_DW_TILE = (8, 64)
 SMALL_DW_TILE_MAX = 64  # most rows that get it
 
+# What `one_wave` caps the forward's registers at, per thread.
+CAPPED_REGISTERS = 32
+UNCAPPED_REGISTERS = 40  # what the compiler takes for 16 elements a thread
+REGISTERS_PER_SM = 65536
+
 # From so many bytes of x on, all of x, y, dy and dx is marked evict_last, which changes no bit.
 # 32768 x 8192 forward 253 us against 261, backward 397 against 405; 8192 x 8192, where it begins,
 # 65.0 against 66.6 and 104.5 against 106.7; at 4096 x 4096 it is a per cent, which way depends.
@@ -83,15 +88,16 @@ def shares_sm(N: int) -> bool:
 def one_wave(N: int, dtype: torch.dtype, num_warps: int, n_sm: int, threads_per_sm: int) -> range:
     """Return the numbers of rows for which a cap on registers puts all rows in work at once.
 
-    With 16 elements a thread the compiler takes up to 40 registers, and an SM has 65536: it holds
-    12 programs of 128 threads. Capped to 32 it holds 16, and a grid in between is one wave and not
-    two: 1024 x 4096 takes 5.7 us against 6.2. A larger one is slower by the cap: 4096 x 2048 takes
-    10.1 us against 9.9. It is one row per tile, 16-bit, in whole vectors, that fits 32 registers.
+    An SM's registers hold 12 programs of 128 threads as they are compiled, and 16 of them capped.
+    A grid in between is then one wave and not two: 1024 x 4096 takes 5.7 us against 6.2. A larger
+    one is slower by the cap: 4096 x 2048 takes 10.1 us against 9.9. What fits the cap is one row
+    per tile, 16-bit, in whole vectors, with 16 elements a thread.
     """
     threads = 32 * num_warps
     block_size, rows = forward_tile(N)
     fits = rows == 1 and block_size == 16 * threads and dtype.itemsize == 2 and N % 8 == 0
-    uncapped, capped = 65536 // (40 * threads), threads_per_sm // threads
+    uncapped = REGISTERS_PER_SM // (UNCAPPED_REGISTERS * threads)
+    capped = threads_per_sm // threads  # as many as there are threads for
     return range(n_sm * uncapped + 1, n_sm * capped + 1) if fits else range(0)
 
 

@@ -14,8 +14,9 @@ import torch
 import triton
 import triton.language as tl
 
-from . import tiling, tuning
+from . import table, tiling
 from .launch import Launch
+from .table import Config
 
 
 @triton.jit(do_not_specialize=["x_row_stride"])
@@ -72,12 +73,9 @@ def wide_backward_kernel(
     # A contiguous range of rows per program, in 64 bits.
     program = tl.program_id(0).to(tl.int64)
     first_row = program * rows_per_program
-    last_row = tl.minimum(first_row + rows_per_program, M)
     # The private fp32 accumulator of the whole row, as a tuple: registers cannot be indexed.
-    dw = ()
-    for _ in tl.static_range(N_CHUNKS):
-        dw = dw + (tl.zeros([CHUNK], dtype=tl.float32),)
-    for row in tl.range(first_row, last_row):
+    dw = (tl.zeros([CHUNK], dtype=tl.float32),) * N_CHUNKS
+    for row in tl.range(first_row, tl.minimum(first_row + rows_per_program, M)):
         x_row_ptr = x_ptr + row * (x_row_stride // ROW_ALIGN * ROW_ALIGN)
         dy_row_ptr = dy_ptr + row * (dy_row_stride // ROW_ALIGN * ROW_ALIGN)
         # 4 * M bytes.
@@ -85,7 +83,8 @@ def wide_backward_kernel(
         # ---- Load and reduce
         # 2 * M * N * e bytes from HBM, kept in cache (evict_last) for the second read.
         # N * e_w bytes of w per row, from cache: no registers are left to hold it.
-        # Masked lanes hold 0 and add 0 to the mean.
+        # One running sum per lane, one sum across lanes at the end, divided by N: masked lanes hold
+        # 0, add 0 to the mean and are no elements.
         if dx_ptr is not None:
             dot = tl.zeros([CHUNK], dtype=tl.float32)
             for chunk in tl.range(0, N_CHUNKS):
@@ -99,6 +98,8 @@ def wide_backward_kernel(
         # 2 * M * N * e bytes, for the last time; from cache, unless dw alone is asked for and this
         # read is the first. N * e_w bytes of w per row, from cache.
         # M * N * e bytes of dx and the one rounding.
+        # Unrolled, as only constants index a tuple. No element of one can be set: every row builds
+        # a new one.
         new_dw = ()
         for chunk in tl.static_range(N_CHUNKS):
             cols = chunk * CHUNK + tl.arange(0, CHUNK)
@@ -201,7 +202,7 @@ def column_backward_kernel(
 
 
 def build_forward(
-    N: int, dtype: torch.dtype, device: torch.device, config: tuning.Config, *_needs: bool
+    N: int, dtype: torch.dtype, device: torch.device, config: Config, *_needs: bool
 ):
     """Fix all that does not change between calls of one width; return the launch."""
     constants = (N, tiling.forward_chunk(N), tiling.row_align(N, dtype))
@@ -215,7 +216,7 @@ def build_forward(
 
 
 def build_backward(
-    N: int, dtype: torch.dtype, device: torch.device, config: tuning.Config, *_needs: bool
+    N: int, dtype: torch.dtype, device: torch.device, config: Config, *_needs: bool
 ):
     """Fix all that does not change between calls of one width; return the launch."""
     chunk = tiling.backward_chunk(N)
@@ -232,11 +233,11 @@ def build_backward(
 
 
 def build_column_backward(
-    N: int, dtype: torch.dtype, device: torch.device, config: tuning.Config, *_needs: bool
+    N: int, dtype: torch.dtype, device: torch.device, config: Config, *_needs: bool
 ):
     """Fix all that does not change between calls of one width; return the two launches as one."""
     row_align = tiling.row_align(N, dtype)
-    mean_config = tuning.row_mean(dtype)
+    mean_config = table.row_mean(dtype)
     mean_constants = (N, tiling.ROW_MEAN_CHUNK, row_align, mean_config.num_stages)
     row_mean = Launch(row_mean_kernel, mean_constants, mean_config, device)
     constants = (N, tiling.COLUMN_BLOCK, row_align, config.num_stages)

@@ -112,13 +112,13 @@ def pretend_gpu() -> None:
 
 def launch(job: Job) -> None:
     """Run the launcher of one pass on a few rows, with the job's config."""
-    from rmsnorm_ref import backward, forward, tiling, tuning
+    from rmsnorm_ref import backward, forward, table, tiling, tuning
 
     tiling.LARGE_BYTES = 0 if job.large else sys.maxsize
     tiling.one_wave = lambda *_: range(MANY + 1) if job.capped else range(0)
     dtype, w_dtype = getattr(torch, job.dtype), getattr(torch, job.w_dtype)
     tuning.set_mode("fixed")  # and forget the launches of the job before
-    tuning.shipped = lambda *_: tuning.Config(job.num_warps, job.num_stages)
+    tuning.shipped = lambda *_: table.Config(job.num_warps, job.num_stages)
     M = FEW if job.path == "few_rows_backward" else MANY
     x, w = torch.empty(M, job.N, dtype=dtype), torch.empty(job.N, dtype=w_dtype)
     if job.path.endswith("forward"):

@@ -20,7 +20,7 @@ import torch
 from offline import FEW, MANY, Compiled, Job
 
 from rmsnorm_ref import tiling, tuning
-from rmsnorm_ref.tuning import Config
+from rmsnorm_ref.table import Config
 
 
 class Limits(NamedTuple):

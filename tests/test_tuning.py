@@ -11,8 +11,8 @@ import pytest
 import torch
 from paths import DEVICE, in_every_dtype, on_every_path, on_every_width
 
-from rmsnorm_ref import interpreter, tiling, tuning
-from rmsnorm_ref.tuning import Config
+from rmsnorm_ref import interpreter, table, tiling, tuning
+from rmsnorm_ref.table import Config
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -118,11 +118,11 @@ def test_shipped_config_is_one_that_the_search_would_try(
 
 def test_every_exception_can_be_reached() -> None:
     """No line of the table is dead: its width takes its path, and it differs from the rule."""
-    for (path, block_size, n_bytes), config in tuning.EXCEPTIONS.items():
+    for (path, block_size, n_bytes), config in table.EXCEPTIONS.items():
         assert block_size in BLOCK_SIZES
         assert path in paths_of(block_size)
         assert n_bytes in {2, 4}
-        assert config != tuning.SHIPPED[path][tuning.SPACES[path].tile_elements(block_size)]
+        assert config != table.SHIPPED[path][tuning.SPACES[path].tile_elements(block_size)]
 
 
 # ---- Choosing ---------------------------------------------------------------------------------

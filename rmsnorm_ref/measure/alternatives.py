@@ -14,7 +14,7 @@ import functools
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from rmsnorm_ref import interpreter, tiling, tuning
+from rmsnorm_ref import interpreter, table, tiling, tuning
 
 from . import timing
 from .calls import ceilings, n_loops
@@ -117,14 +117,14 @@ def trials(
 
 def _configs(
     cell: Cell, pass_: OnePass, device: torch.device, *, searched: bool
-) -> tuple[str, list[tuning.Config]]:
+) -> tuple[str, list[table.Config]]:
     """Return the key of `tuning.SPACES` that a pass takes, and configs of it."""
     _, M, N, dtype, _ = cell
     path = tiling.forward_path(N) if pass_ == FORWARD else tiling.backward_path(M, N, device)
     path = "backward" if path == "few_rows_backward" else path  # it takes the choice for many rows
     if not searched:
         return path, [tuning.shipped(path, N, dtype)]
-    known = tuning.SHIPPED[path].get(tuning.SPACES[path].tile_elements(N))
+    known = table.SHIPPED[path].get(tuning.SPACES[path].tile_elements(N))
     stages = (known.num_stages,) if known else tuning.STAGES
     tried = [config for config, reason in tuning.pruned(path, N, dtype).items() if reason is None]
     return path, [config for config in tried if config.num_stages in stages]

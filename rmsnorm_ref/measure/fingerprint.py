@@ -11,7 +11,7 @@ import functools
 import hashlib
 from importlib import resources
 
-MODULES = ("forward", "backward", "few_rows", "wide", "tiling", "tuning", "launch")
+MODULES = ("forward", "backward", "few_rows", "wide", "tiling", "tuning", "table", "launch")
 _WITH_DOCSTRING = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
 
 

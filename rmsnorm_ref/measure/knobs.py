@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import torch
 
-from rmsnorm_ref import tiling, traffic, tuning
+from rmsnorm_ref import table, tiling, traffic, tuning
 
 from . import timing
 from .calls import ceilings, n_input_sets, n_loops
@@ -89,7 +89,7 @@ class Variant(NamedTuple):
 
     knob: Literal["num_stages", "programs_per_sm"]
     value: int
-    config: tuning.Config
+    config: table.Config
     rows_per_program: int
 
     @property
