@@ -6,7 +6,7 @@ With x_hat = x * rstd and dyw = dy * w:
     dw = sum over rows of dy * x_hat                   a reduction over all rows
 
 Both need the same x and dy, so one kernel reads them once and makes both gradients. dw has no
-atomics (decision D3): a program adds up its own contiguous chunk of rows in its own fp32
+atomics (decision D3): a program adds up its own rows in its own fp32
 accumulator and writes that once; a second, small kernel adds the accumulators up in a fixed order.
 The same input gives the same bits on every run.
 """
@@ -22,27 +22,25 @@ from .launch import Launch
 from .table import Config
 
 
-@triton.jit(do_not_specialize=["dy_row_stride", "x_row_stride", "M", "rows_per_program"])
+@triton.jit(do_not_specialize=["dy_row_stride", "x_row_stride", "M"])
 def rmsnorm_backward_kernel(
     # dy, x [M, N] in the storage dtype, unit column stride; w [N] in its own; rstd [M] in fp32.
     dy_ptr, x_ptr, w_ptr, rstd_ptr,
     # dx [M, N] in the dtype of x, packed; partial_dw [n_programs, N] in fp32. None: not asked for.
     dx_ptr, partial_dw_ptr,
-    # Elements between rows, multiples of ROW_ALIGN; rows_per_program is a multiple of ROWS.
-    dy_row_stride: tl.int64, x_row_stride: tl.int64, M: tl.int64, rows_per_program: tl.int64,
+    # Elements between rows, multiples of ROW_ALIGN.
+    dy_row_stride: tl.int64, x_row_stride: tl.int64, M: tl.int64,
     # A tile is ROWS whole rows of BLOCK_SIZE = next_power_of_2(N) lanes.
     N: tl.constexpr, BLOCK_SIZE: tl.constexpr, ROWS: tl.constexpr,
     # ROW_ALIGN divides N and both strides; NUM_STAGES tiles are in flight, this one included.
     ROW_ALIGN: tl.constexpr, NUM_STAGES: tl.constexpr,
-    # The L2 policy of x, dy and dx; it follows the size of x and changes no bit.
-    EVICTION: tl.constexpr,
 ):
     # ---- Locate the rows
-    # One contiguous chunk of rows per program: neighbouring rows share DRAM pages, and with loads
-    # in flight this beats a strided walk. 64 bits, because M * N passes 2^31.
+    # The programs take the tiles in turn, so that all of them together read one stretch of memory
+    # that moves on, and none has more than one tile more than another. 64 bits, because M * N
+    # passes 2^31.
     program = tl.program_id(0).to(tl.int64)
-    first_row = program * rows_per_program
-    last_row = tl.minimum(first_row + rows_per_program, M)
+    row_step = tl.num_programs(0).to(tl.int64) * ROWS
     cols = tl.arange(0, BLOCK_SIZE)[None, :]
     col_mask = cols < N
     # N * e_w bytes, once per program and not once per row: w stays in registers.
@@ -52,9 +50,9 @@ def rmsnorm_backward_kernel(
     dw = tl.zeros([ROWS, BLOCK_SIZE], dtype=tl.float32)
     # A plain range would ignore num_stages: only tl.range keeps the loads of the next tiles in
     # flight while this one is reduced.
-    for row in tl.range(first_row, last_row, ROWS, num_stages=NUM_STAGES):
+    for row in tl.range(program * ROWS, M, row_step, num_stages=NUM_STAGES):
         rows = row + tl.arange(0, ROWS)[:, None]
-        row_mask = rows < last_row
+        row_mask = rows < M
         mask = row_mask & col_mask
         # ---- Load
         # 2 * M * N * e bytes in all: the one read of x and dy that both gradients share. And 4 * M
@@ -62,8 +60,8 @@ def rmsnorm_backward_kernel(
         # Masked lanes hold 0 in x, dy and rstd alike, so they add 0 to the mean and to dw.
         x_row_start = rows * (x_row_stride // ROW_ALIGN * ROW_ALIGN)
         dy_row_start = rows * (dy_row_stride // ROW_ALIGN * ROW_ALIGN)
-        x = tl.load(x_ptr + x_row_start + cols, mask, other=0.0, eviction_policy=EVICTION)
-        dy = tl.load(dy_ptr + dy_row_start + cols, mask, other=0.0, eviction_policy=EVICTION)
+        x = tl.load(x_ptr + x_row_start + cols, mask=mask, other=0.0)
+        dy = tl.load(dy_ptr + dy_row_start + cols, mask=mask, other=0.0)
         rstd = tl.load(rstd_ptr + rows, mask=row_mask, other=0.0)
         dy = dy.to(tl.float32)
         x_hat = x.to(tl.float32) * rstd
@@ -76,7 +74,7 @@ def rmsnorm_backward_kernel(
             # ---- Write
             # M * N * e bytes and the one rounding.
             dx = ((dyw - x_hat * mean) * rstd).to(dx_ptr.dtype.element_ty)
-            tl.store(dx_ptr + rows * N + cols, dx, mask=mask, eviction_policy=EVICTION)
+            tl.store(dx_ptr + rows * N + cols, dx, mask=mask)
         dw += dy * x_hat
     # ---- Write
     # 4 * N bytes per program, the only trace of dw before the second kernel.
@@ -142,7 +140,8 @@ def launch_backward(
     if rstd.numel() == 0:
         return dx, torch.zeros_like(w) if needs_dw else None
     dw = torch.empty_like(w) if needs_dw else None
-    path = tiling.backward_path(rstd.numel(), N, x.device)
+    same_size = x.itemsize == w.itemsize
+    path = tiling.backward_path(rstd.numel(), N, x.device, same_size=same_size)
     if path == "few_rows_backward":
         # The warps that the one-tile kernel would have: with them, dx has the same bits.
         launch = tuning.prepared(
@@ -150,10 +149,10 @@ def launch_backward(
         )
         launch(dy, dy_row_stride, x, x_row_stride, w, rstd, dx, dw)
         return dx, dw
-    n_programs, rows_per_program = tiling.split_rows(rstd.numel(), N, x.device)
+    n_programs = tiling.n_programs(rstd.numel(), N, x.device)
     partial_dw = x.new_empty((n_programs, N), dtype=torch.float32) if needs_dw else None
     launch = tuning.prepared(path, _BUILD[path], x, w, _trial, needs_dx, needs_dw)
-    launch(dy, dy_row_stride, x, x_row_stride, w, rstd, dx, partial_dw, rows_per_program)
+    launch(dy, dy_row_stride, x, x_row_stride, w, rstd, dx, partial_dw, n_programs)
     if needs_dw:
         _build_reduction(N, w.dtype, x.device)(partial_dw, dw)
     return dx, dw
@@ -163,16 +162,11 @@ def _build(N: int, dtype: torch.dtype, device: torch.device, config: Config, *_n
     """Fix all that does not change between calls of one width; return the launch."""
     tile = tiling.backward_tile(N)
     constants = (N, *tile, tiling.row_align(N, dtype), config.num_stages)
-    kernels = {
-        eviction: Launch(rmsnorm_backward_kernel, (*constants, eviction), config, device)
-        for eviction in tiling.EVICTIONS
-    }
+    kernel = Launch(rmsnorm_backward_kernel, constants, config, device)
 
-    def launch(dy, dy_stride, x, x_stride, w, rstd, dx, partial_dw, rows_per_program) -> None:
-        M = rstd.numel()
-        grid = (-(-M // rows_per_program), 1, 1)
+    def launch(dy, dy_stride, x, x_stride, w, rstd, dx, partial_dw, n_programs) -> None:
         pointers = (dy, x, w, rstd, dx, partial_dw)
-        kernels[tiling.eviction(x)](grid, *pointers, dy_stride, x_stride, M, rows_per_program)
+        kernel((n_programs, 1, 1), *pointers, dy_stride, x_stride, rstd.numel())
 
     return launch
 
@@ -203,10 +197,10 @@ def _trial(x: torch.Tensor, w: torch.Tensor):
     """Return a launch's arguments for the search: an input made from N and dtype alone."""
     N = w.numel()
     M = tuning.trial_rows(N, x.dtype)
-    n_programs, rows_per_program = tiling.split_rows(M, N, x.device)
+    n_programs = tiling.n_programs(M, N, x.device)
     generator = torch.Generator(x.device).manual_seed(0)  # the caller's random state is not ours
     trial_x = torch.randn(M, N, generator=generator, device=x.device).to(x.dtype)
     dy, dx = trial_x.clone(), torch.empty_like(trial_x)
     rstd = torch.ones(M, dtype=torch.float32, device=x.device)
     partial_dw = torch.empty(n_programs, N, dtype=torch.float32, device=x.device)
-    return dy, N, trial_x, N, w.detach(), rstd, dx, partial_dw, rows_per_program
+    return dy, N, trial_x, N, w.detach(), rstd, dx, partial_dw, n_programs

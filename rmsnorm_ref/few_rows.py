@@ -3,7 +3,7 @@
 With a few hundred rows the data is small, and what costs is the second launch and a buffer of
 partial sums as large as the data. x and dy then fit in L2, so reading them twice costs HBM nothing.
 One grid holds two kinds of programs: some own columns and add dw up over all rows, the others own
-rows and write dx, by the same formulas as `backward.py` and on the same tile.
+rows and write dx, by the formulas of `backward.py`.
 """
 
 import functools
@@ -23,21 +23,24 @@ def few_rows_backward_kernel(
     dy_ptr, x_ptr, w_ptr, rstd_ptr,
     # dx [M, N] in the dtype of x, packed; dw [N] in the dtype of w. None: not asked for.
     dx_ptr, dw_ptr,
-    # Elements between rows, multiples of ROW_ALIGN. The first dw_programs own columns.
+    # Elements between rows, multiples of ROW_ALIGN. dw_programs own columns, the others rows.
     dy_row_stride: tl.int64, x_row_stride: tl.int64, M: tl.int64, dw_programs: tl.int64,
-    # The tile of a dx program: ROWS whole rows of BLOCK_SIZE lanes, as in the one-tile kernel.
+    # A dx program's tile: ROWS whole rows of BLOCK_SIZE lanes; a dw program's: DW_ROWS by DW_COLS.
     N: tl.constexpr, BLOCK_SIZE: tl.constexpr, ROWS: tl.constexpr, ROW_ALIGN: tl.constexpr,
-    # The tile of a dw program.
     DW_ROWS: tl.constexpr, DW_COLS: tl.constexpr,
 ):
-    # 64 bits, as every row offset. The divisions show the compiler how strides are aligned.
+    # The two kinds take turns while both are left, so that each SM has some of both. 64 bits, as
+    # every row offset. The divisions show the compiler how strides are aligned.
     program = tl.program_id(0).to(tl.int64)
+    pairs = tl.minimum(dw_programs, tl.num_programs(0) - dw_programs)
+    index = tl.where(program < 2 * pairs, program // 2, program - pairs)
+    owns_columns = tl.where(program < 2 * pairs, program % 2 == 0, index < dw_programs)
     x_row_stride = x_row_stride // ROW_ALIGN * ROW_ALIGN
     dy_row_stride = dy_row_stride // ROW_ALIGN * ROW_ALIGN
-    if program < dw_programs:
+    if owns_columns:
         # ---- dw: locate the columns, walk all rows
         # M * N * e bytes each of x and dy over all programs, 4 * M of rstd per program.
-        dw_cols = program * DW_COLS + tl.arange(0, DW_COLS)[None, :]
+        dw_cols = index * DW_COLS + tl.arange(0, DW_COLS)[None, :]
         dw = tl.zeros([DW_ROWS, DW_COLS], dtype=tl.float32)
         for first in range(0, M, DW_ROWS):
             # Masked lanes hold 0 in x, dy and rstd alike and add 0.
@@ -55,23 +58,20 @@ def few_rows_backward_kernel(
             tl.store(dw_ptr + dw_cols, dw_row, mask=dw_cols < N)
     else:
         # ---- dx: locate the rows
-        # The tile and the formulas of the one-tile kernel, so a row keeps its bits.
-        rows = (program - dw_programs) * ROWS + tl.arange(0, ROWS)[:, None]
+        # The formulas of the one-tile kernel, on as many threads a row, so a row keeps its bits.
+        rows = index * ROWS + tl.arange(0, ROWS)[:, None]
         cols = tl.arange(0, BLOCK_SIZE)[None, :]
-        row_mask = rows < M
-        col_mask = cols < N
-        mask = row_mask & col_mask
+        mask = (rows < M) & (cols < N)
         # ---- Load
         # M * N * e bytes each of x and dy, which L2 has from the dw programs, or they from it.
         # 4 * M of rstd, N * e_w of w per program. Masked lanes hold 0 and add 0 to the mean.
-        w = tl.load(w_ptr + cols, mask=col_mask, other=0.0).to(tl.float32)
+        w = tl.load(w_ptr + cols, mask=cols < N, other=0.0).to(tl.float32)
         x = tl.load(x_ptr + rows * x_row_stride + cols, mask=mask, other=0.0).to(tl.float32)
         dy = tl.load(dy_ptr + rows * dy_row_stride + cols, mask=mask, other=0.0).to(tl.float32)
-        rstd = tl.load(rstd_ptr + rows, mask=row_mask, other=0.0)
-        x_hat = x * rstd
+        rstd = tl.load(rstd_ptr + rows, mask=rows < M, other=0.0)
         # ---- Reduce
         # One number per row, divided by N and not by BLOCK_SIZE.
-        dyw = dy * w
+        x_hat, dyw = x * rstd, dy * w
         mean = tl.sum(dyw * x_hat, axis=1, keep_dims=True) / N
         if dx_ptr is not None:
             # ---- Write
@@ -89,20 +89,22 @@ def build_backward(
     needs_dw: bool,
 ):
     """Fix all that does not change between calls of one width; return the launch."""
-    tile = tiling.backward_tile(N)
-    constants = (N, *tile, tiling.row_align(N, dtype))
+    block_size, row_align = tiling.next_power_of_2(N), tiling.row_align(N, dtype)
 
     @functools.cache
-    def kernel(dw_tile: tuple[int, int]) -> Launch:
-        return Launch(few_rows_backward_kernel, (*constants, *dw_tile), config, device)
+    def kernel(rows: int, dw_rows: int, dw_cols: int) -> Launch:
+        constants = (N, block_size, rows, row_align, dw_rows, dw_cols)
+        return Launch(few_rows_backward_kernel, constants, config, device)
 
     def launch(dy, dy_stride, x, x_stride, w, rstd, dx, dw) -> None:
         M = rstd.numel()
-        dw_tile = tiling.dw_tile(M, N, device)
-        dx_programs = -(-M // tile.rows) if needs_dx else 0
-        dw_programs = -(-N // dw_tile[1]) if needs_dw else 0
+        rows = tiling.dx_rows(M, N, dtype, config)
+        dw_rows = tiling.dw_rows(M, N, config.num_warps, device)
+        dw_cols = tiling.dw_cols(M, N, device)
+        dx_programs = -(-M // rows) if needs_dx else 0
+        dw_programs = -(-N // dw_cols) if needs_dw else 0
         pointers = (dy, x, w, rstd, dx, dw)
         grid = (dw_programs + dx_programs, 1, 1)
-        kernel(dw_tile)(grid, *pointers, dy_stride, x_stride, M, dw_programs)
+        kernel(rows, dw_rows, dw_cols)(grid, *pointers, dy_stride, x_stride, M, dw_programs)
 
     return launch

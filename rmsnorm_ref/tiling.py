@@ -1,9 +1,9 @@
 """Which kernel serves a shape, what each of its programs holds, and which rows it owns.
 
 All of this is pinned (decision D4): correctness needs BLOCK_SIZE >= N, and a row's bits must not
-depend on the rows that happen to sit beside it. Four choices follow M: the few-rows kernel and the
-number of programs, which touch no bit but dw's, the L2 policy and the cap on registers, which touch
-none. What may be searched is in `tuning.py`.
+depend on the rows that happen to sit beside it. Four choices follow M: the few-rows kernel with its
+tiles and the number of programs, which touch no bit but dw's, the forward's L2 policy and its cap
+on registers, which touch none. What may be searched is in `tuning.py`.
 
 Times in comments are of bf16 on an H200, from the section `ablations` of h200-2026-11-30-diagnosis.
 """
@@ -12,6 +12,8 @@ import functools
 from typing import NamedTuple
 
 import torch
+
+from .table import Config
 
 # Widest row that is accepted at all; every path below is tested up to here.
 LARGEST_N = 65536
@@ -38,21 +40,26 @@ COLUMN_BLOCK = 4096
 
 # At most so many rows get dw and dx in one launch: 16 x 2048 takes 2.7 us against 4.9, 512 x 8192
 # 11.0 against 12.2; at 1024 rows little is left of it, 18.0 against 18.5.
-FEW_ROWS_MAX = 512
-# The tile of its dw programs, rows per step and columns owned. 128 rows are nearly all mask
-# where there are fewer: 16 x 8192 takes 3.0 us with 8 rows against 3.3, 64 x 8192 3.5 against 3.9.
-DW_TILE = (128, 32)
-SMALL_DW_TILE = (8, 64)
-SMALL_DW_TILE_MAX = 64  # most rows that get it
+FEW_ROWS_MAX = 1024
+FEW_NARROW_ROWS_MAX = 512  # the same for narrow rows
+# Narrower rows share tiles in which the compiler lays the columns out by the number of rows.
+FEW_ROWS_MIN_BLOCK = 64
+# Up to so many rows, or one row for so many columns, a launch is over before its tiles are full:
+# every program gets as little as it can, and dw, 8 rows a step.
+VERY_FEW_ROWS = 32
+COLUMNS_PER_VERY_FEW_ROW = 64
+VERY_FEW_DW_ROWS = 8
+SMALL_DX_TILE_MAX = 256  # most rows that get twice the least
+DW_ELEMENTS_PER_THREAD = 4  # in more rows than those: a step is short, and its loads are many
 
 # What `one_wave` caps the forward's registers at, per thread.
 CAPPED_REGISTERS = 32
 UNCAPPED_REGISTERS = 40  # what the compiler takes for 16 elements a thread
 REGISTERS_PER_SM = 65536
 
-# From so many bytes of x on, all of x, y, dy and dx is marked evict_last, which changes no bit.
-# 32768 x 8192 forward 253 us against 261, backward 397 against 405; 8192 x 8192, where it begins,
-# 65.0 against 66.6 and 104.5 against 106.7; at 4096 x 4096 it is a per cent, which way depends.
+# From so many bytes of x on, all that the forward streams is marked evict_last, which changes no
+# bit. 32768 x 8192 takes 253 us against 261; 8192 x 8192, where it begins, 65.0 against 66.6; at
+# 4096 x 4096 it is a per cent, which way depends. The backward does not feel it.
 LARGE_BYTES = 128 * 2**20
 EVICTIONS = ("", "evict_last")
 
@@ -134,7 +141,7 @@ def reduce_cols(device: torch.device) -> int:
 
 
 def eviction(x: torch.Tensor) -> str:
-    """Return the L2 policy, as Triton spells it, of all that a one-tile kernel streams."""
+    """Return the L2 policy, as Triton spells it, of all that the one-tile forward streams."""
     return EVICTIONS[x.numel() * x.element_size() >= LARGE_BYTES]
 
 
@@ -143,30 +150,62 @@ def forward_path(N: int) -> str:
     return "forward" if N <= ONE_TILE_MAX else "wide_forward"
 
 
-def dw_tile(M: int, N: int, device: torch.device) -> tuple[int, int]:
-    """Return how many rows a dw program of the few-rows kernel adds per step, and its columns.
+def dx_rows(M: int, N: int, dtype: torch.dtype, config: Config) -> int:
+    """Return how many whole rows a dx program of the few-rows kernel holds.
 
-    Interpreted, a program owns 4096 columns (see `reduce_cols`) and takes several steps.
+    As few as keep every SM busy, among the numbers that move no bit: those for which the compiler
+    spreads a row over the threads as it does in the one-tile kernel. There are two such spreads
+    (`tests/test_compile.py` compares them for each config). By whole vectors of 16 bytes, which
+    takes a tile of a vector per thread. Or by the elements of w that a thread gets, where that is
+    less than a vector and loads are pipelined: in the few-rows kernel this takes a tile of one row.
+    """
+    block_size, most = backward_tile(N)
+    threads, vector = 32 * config.num_warps, 16 // dtype.itemsize
+    if config.num_stages > 1 and threads <= block_size < threads * vector:
+        return 1
+    least = max(1, threads * vector // block_size)
+    if M <= very_few_rows(N):
+        return min(least, most)
+    return min(2 * least, most) if M <= SMALL_DX_TILE_MAX else most
+
+
+def dw_rows(M: int, N: int, num_warps: int, device: torch.device) -> int:
+    """Return how many rows a dw program of the few-rows kernel adds per step."""
+    if device.type != "cuda":
+        return INTERPRETED_FEW_ROWS_MAX // 2  # so that it takes several steps
+    if M <= very_few_rows(N):
+        return VERY_FEW_DW_ROWS
+    return DW_ELEMENTS_PER_THREAD * 32 * num_warps // dw_cols(M, N, device)
+
+
+def dw_cols(M: int, N: int, device: torch.device) -> int:
+    """Return how many columns a dw program of the few-rows kernel owns.
+
+    Interpreted, it is as many as in the reduction (see `reduce_cols`).
     """
     if device.type != "cuda":
-        return INTERPRETED_FEW_ROWS_MAX // 2, 4096
-    if M > SMALL_DW_TILE_MAX:
-        return DW_TILE
-    rows, cols = SMALL_DW_TILE
-    return rows, cols if N > NARROW_MAX else cols // 2  # else too few programs
+        return reduce_cols(device)
+    return 16 if very_few_rows(N) < M and N <= 2048 else 32
 
 
-def backward_path(M: int, N: int, device: torch.device) -> str:
-    """Name the backward that serves M rows of N columns.
+def very_few_rows(N: int) -> int:
+    """Return the most rows of N columns that get the smallest tiles."""
+    return max(VERY_FEW_ROWS, N // COLUMNS_PER_VERY_FEW_ROW)
 
-    The choice follows M, and moves no bit of dx: the few-rows kernel makes it on
-    the tile and with the warps of the one-tile kernel, and where N is a multiple of 8 both load a
-    row by the same vectors. (At N = 513 in fp32 they do not, and the last bit moved.) dw depends on
-    M anyway, as its sum does.
+
+def backward_path(M: int, N: int, device: torch.device, *, same_size: bool = True) -> str:
+    """Name the backward that serves M rows of N columns; `same_size`: of x and of w, in bytes.
+
+    The choice follows M, and moves no bit of dx: the few-rows kernel spreads a row over the threads
+    as the one-tile kernel does. Where N is a multiple of 8 both load it by the same vectors (at
+    N = 513 in fp32 they do not, and the last bit moved), and where x and w are of one size w does
+    not pull the one kernel to another spread. dw depends on M anyway, as its sum does.
     """
     if N <= ONE_TILE_MAX:
-        most = FEW_ROWS_MAX if device.type == "cuda" else INTERPRETED_FEW_ROWS_MAX
-        return "few_rows_backward" if M <= most and N % 8 == 0 else "backward"
+        most = FEW_ROWS_MAX if N > NARROW_MAX else FEW_NARROW_ROWS_MAX
+        most = most if device.type == "cuda" else INTERPRETED_FEW_ROWS_MAX
+        fits = same_size and N % 8 == 0 and next_power_of_2(N) >= FEW_ROWS_MIN_BLOCK
+        return "few_rows_backward" if M <= most and fits else "backward"
     return "wide_backward" if N <= CHUNKED_BACKWARD_MAX else "column_backward"
 
 
@@ -202,10 +241,10 @@ def threads_per_sm(device: torch.device) -> int:
     return int(torch.cuda.get_device_properties(device).max_threads_per_multi_processor)
 
 
-def split_rows(M: int, N: int, device: torch.device) -> tuple[int, int]:
-    """Return (n_programs, rows_per_program) of the backward: contiguous chunks of whole tiles.
+def n_programs(M: int, N: int, device: torch.device) -> int:
+    """Return how many programs share the rows of a backward; they take its tiles in turn.
 
-    The programs follow the SM count, and M where rows are few: all programs but the last own
+    The number follows the SM count, and M where rows are few: each program has
     `MIN_ROWS_PER_PROGRAM` rows or more, which keeps the [n_programs, N] fp32 buffer, written and
     read, at a third of a 16-bit backward's bytes.
     """
@@ -215,5 +254,5 @@ def split_rows(M: int, N: int, device: torch.device) -> tuple[int, int]:
         most *= 2 if shares_sm(N) else 1
     elif N > CHUNKED_BACKWARD_MAX:
         most = max(1, most // -(-N // COLUMN_BLOCK))
-    rows_per_program = -(-max(-(-M // most), MIN_ROWS_PER_PROGRAM) // rows) * rows
-    return -(-M // rows_per_program), rows_per_program
+    n_tiles, least = -(-M // rows), -(-MIN_ROWS_PER_PROGRAM // rows)
+    return max(1, min(most, n_tiles // least))

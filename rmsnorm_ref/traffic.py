@@ -64,7 +64,7 @@ class Traffic(Chain):
     def scratch_bytes(self, n_programs: int) -> int:
         """Count a partial dw buffer, fp32 [n_programs, N], written and read once: 2*P*N*4.
 
-        The kernel for few rows has none: there n_programs is 0.
+        The kernel for few rows has none, whatever n_programs is.
         """
         steps.require_count("n_programs", n_programs, minimum=0)
         return 2 * self.partial_row_bytes * n_programs
@@ -72,8 +72,8 @@ class Traffic(Chain):
     def requested_bytes(self, n_programs: int) -> dict[tuple[str, Access], int]:
         """Count the bytes that programs ask for, by (tensor, access), whoever serves them.
 
-        n_programs is the number of tiles in the forward (of rows where N is wide), and of chunks of
-        rows in the backward: `tiling.split_rows(M, N, device)[0]`.
+        n_programs is the number of tiles in the forward (of rows where N is wide), in the backward
+        `tiling.n_programs(M, N, device)`, and where rows are few that of programs that write dx.
         """
         steps.require_count("n_programs", n_programs, minimum=0)
         n_bytes: Counter[tuple[str, Access]] = Counter()
@@ -150,7 +150,8 @@ def backward(
     """
     if not (needs_dx or needs_dw):
         raise ValueError("needs_dx and needs_dw are both False: ask for at least one gradient")
-    path = tiling.backward_path(M, N, device)
+    same_size = w_dtype is None or x_dtype.itemsize == w_dtype.itemsize
+    path = tiling.backward_path(M, N, device, same_size=same_size)
     blocks = -(-N // tiling.COLUMN_BLOCK)  # each of column_backward asks for every row's rstd
     kernels: steps.Kernels = ()
     reads = f"x dy rstd*{blocks}" if path == "column_backward" else "x dy rstd"
@@ -164,12 +165,12 @@ def backward(
     writes = " ".join(["dx"] * needs_dx + ["partial_dw*P"] * needs_dw)
     kernels += ((path, reads, writes), *(("reduce_dw", "partial_dw*P", "dw"),) * needs_dw)
     if path == "few_rows_backward":
-        dx_programs = needs_dx * -(-M // tiling.backward_tile(N).rows)
-        dw_programs = needs_dw * -(-N // tiling.dw_tile(M, N, device)[1])
-        reads = f"x dy rstd*{needs_dx + dw_programs}" + f" w*{dx_programs}" * needs_dx
+        dw_programs = needs_dw * -(-N // tiling.dw_cols(M, N, device))
+        reads = f"x dy rstd*{needs_dx + dw_programs}" + " w*P" * needs_dx
         reads += " x@cached dy@cached" * (needs_dx and needs_dw)
         kernels = ((path, reads, " ".join(["dx"] * needs_dx + ["dw"] * needs_dw)),)
-    return Traffic(steps.spell_out(kernels, M, N, x_dtype, w_dtype, None), needs_dw * N * 4)
+    partial_row_bytes = needs_dw * (path != "few_rows_backward") * N * 4
+    return Traffic(steps.spell_out(kernels, M, N, x_dtype, w_dtype, None), partial_row_bytes)
 
 
 def eager_forward(
@@ -241,4 +242,4 @@ def scratch_share(M: int, N: int, x_dtype: Dtype, n_programs: int) -> float:
     """
     steps.require_count("M", M, minimum=1)
     both = backward(M, N, x_dtype)
-    return both.scratch_bytes(n_programs) / both.obligatory_bytes
+    return 2 * n_programs * N * 4 / both.obligatory_bytes

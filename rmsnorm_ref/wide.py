@@ -58,24 +58,23 @@ def wide_forward_kernel(
         tl.store(y_ptr + row * N + cols, y, mask=cols < N, cache_modifier=".cs")
 
 
-@triton.jit(do_not_specialize=["dy_row_stride", "x_row_stride", "M", "rows_per_program"])
+@triton.jit(do_not_specialize=["dy_row_stride", "x_row_stride", "M"])
 def wide_backward_kernel(
     # dy, x [M, N] in the storage dtype, unit column stride; w [N] in its own; rstd [M] in fp32.
     dy_ptr, x_ptr, w_ptr, rstd_ptr,
     # dx [M, N] in the dtype of x, packed; partial_dw [n_programs, N] in fp32. None: not asked for.
     dx_ptr, partial_dw_ptr,
     # Elements between rows, multiples of ROW_ALIGN.
-    dy_row_stride: tl.int64, x_row_stride: tl.int64, M: tl.int64, rows_per_program: tl.int64,
+    dy_row_stride: tl.int64, x_row_stride: tl.int64, M: tl.int64,
     # N_CHUNKS = cdiv(N, CHUNK) steps of CHUNK columns; ROW_ALIGN divides N and both strides.
     N: tl.constexpr, CHUNK: tl.constexpr, N_CHUNKS: tl.constexpr, ROW_ALIGN: tl.constexpr,
 ):
     # ---- Locate the rows
-    # A contiguous range of rows per program, in 64 bits.
+    # The programs take the rows in turn, in 64 bits.
     program = tl.program_id(0).to(tl.int64)
-    first_row = program * rows_per_program
     # The private fp32 accumulator of the whole row, as a tuple: registers cannot be indexed.
     dw = (tl.zeros([CHUNK], dtype=tl.float32),) * N_CHUNKS
-    for row in tl.range(first_row, tl.minimum(first_row + rows_per_program, M)):
+    for row in tl.range(program, M, tl.num_programs(0)):
         x_row_ptr = x_ptr + row * (x_row_stride // ROW_ALIGN * ROW_ALIGN)
         dy_row_ptr = dy_ptr + row * (dy_row_stride // ROW_ALIGN * ROW_ALIGN)
         # 4 * M bytes.
@@ -153,7 +152,7 @@ def row_mean_kernel(
     tl.store(mean_ptr + row, tl.sum(dot, axis=0) / N)
 
 
-@triton.jit(do_not_specialize=["dy_row_stride", "x_row_stride", "M", "rows_per_program"])
+@triton.jit(do_not_specialize=["dy_row_stride", "x_row_stride", "M"])
 def column_backward_kernel(
     # dy, x [M, N] in the storage dtype, unit column stride; w [N] in its own.
     dy_ptr, x_ptr, w_ptr,
@@ -162,22 +161,20 @@ def column_backward_kernel(
     # dx [M, N] in the dtype of x, packed; partial_dw [n_programs, N] in fp32. None: not asked for.
     dx_ptr, partial_dw_ptr,
     # Elements between rows, multiples of ROW_ALIGN.
-    dy_row_stride: tl.int64, x_row_stride: tl.int64, M: tl.int64, rows_per_program: tl.int64,
+    dy_row_stride: tl.int64, x_row_stride: tl.int64, M: tl.int64,
     # COLS columns per program, NUM_STAGES rows in flight; ROW_ALIGN divides N and both strides.
     N: tl.constexpr, COLS: tl.constexpr, ROW_ALIGN: tl.constexpr, NUM_STAGES: tl.constexpr,
 ):
     # ---- Locate
-    # A block of columns and a contiguous range of rows, in 64 bits.
+    # A block of columns, whose programs take the rows in turn, in 64 bits.
     cols = tl.program_id(0) * COLS + tl.arange(0, COLS)
     mask = cols < N
     program = tl.program_id(1).to(tl.int64)
-    first_row = program * rows_per_program
-    last_row = tl.minimum(first_row + rows_per_program, M)
-    # N * e_w bytes once per chunk of rows.
+    # N * e_w bytes, once per program.
     if dx_ptr is not None:
         w = tl.load(w_ptr + cols, mask=mask, other=0.0).to(tl.float32)
     dw = tl.zeros([COLS], dtype=tl.float32)
-    for row in tl.range(first_row, last_row, num_stages=NUM_STAGES):
+    for row in tl.range(program, M, tl.num_programs(1), num_stages=NUM_STAGES):
         # ---- Load
         # 2 * M * N * e bytes, from HBM for the second time in this backward: what wide rows cost.
         # 4 * M bytes of rstd, as many of mean, per block of columns. Masked lanes add 0 to dw.
@@ -196,7 +193,7 @@ def column_backward_kernel(
         # The private fp32 accumulator, in the order of the rows.
         dw += dy * x_hat
     # ---- Write
-    # 4 * N bytes per range of rows; reduce_dw_kernel adds them up.
+    # 4 * COLS bytes per program; reduce_dw_kernel adds them up.
     if partial_dw_ptr is not None:
         tl.store(partial_dw_ptr + program * N + cols, dw, mask=mask)
 
@@ -223,11 +220,9 @@ def build_backward(
     constants = (N, chunk, -(-N // chunk), tiling.row_align(N, dtype))
     kernel = Launch(wide_backward_kernel, constants, config, device)
 
-    def launch(dy, dy_stride, x, x_stride, w, rstd, dx, partial_dw, rows_per_program) -> None:
-        M = rstd.numel()
-        grid = (-(-M // rows_per_program), 1, 1)
+    def launch(dy, dy_stride, x, x_stride, w, rstd, dx, partial_dw, n_programs) -> None:
         pointers = (dy, x, w, rstd, dx, partial_dw)
-        kernel(grid, *pointers, dy_stride, x_stride, M, rows_per_program)
+        kernel((n_programs, 1, 1), *pointers, dy_stride, x_stride, rstd.numel())
 
     return launch
 
@@ -243,14 +238,14 @@ def build_column_backward(
     constants = (N, tiling.COLUMN_BLOCK, row_align, config.num_stages)
     columns = Launch(column_backward_kernel, constants, config, device)
 
-    def launch(dy, dy_stride, x, x_stride, w, rstd, dx, partial_dw, rows_per_program) -> None:
+    def launch(dy, dy_stride, x, x_stride, w, rstd, dx, partial_dw, n_programs) -> None:
         M = rstd.numel()
         mean = None
         if dx is not None:
             mean = torch.empty_like(rstd)
             row_mean((M, 1, 1), dy, x, w, rstd, mean, dy_stride, x_stride)
-        grid = (-(-N // tiling.COLUMN_BLOCK), -(-M // rows_per_program), 1)
+        grid = (-(-N // tiling.COLUMN_BLOCK), n_programs, 1)
         pointers = (dy, x, w, rstd, mean, dx, partial_dw)
-        columns(grid, *pointers, dy_stride, x_stride, M, rows_per_program)
+        columns(grid, *pointers, dy_stride, x_stride, M)
 
     return launch

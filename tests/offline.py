@@ -20,6 +20,7 @@ from typing import Any, NamedTuple
 import torch
 
 FEW, MANY = 2, 16  # rows of a launch: few and many to the tiling of tensors on the CPU
+FEW_MEANT = (1, 200, 1024)  # what few stands for: each has tiles of its own on a GPU
 
 
 class Job(NamedTuple):
@@ -49,6 +50,10 @@ class Compiled(NamedTuple):
     n_shared_bytes: int
     n_spill_bytes: int  # per thread: the stack that holds spilled registers
     assembly: str  # a digest of the PTX or the AMD assembly
+    spread: str  # how a row that is summed lies over elements of a thread, lanes and warps
+
+
+SPREAD_OVER = ("sizePerThread", "threadsPerWarp", "warpsPerCTA")
 
 
 class OfflineDriver:
@@ -99,18 +104,22 @@ def stop_before_launch(compiled: list[Any]) -> dict[str, int]:
     return options
 
 
-def pretend_gpu() -> None:
-    """Take the tiling of a GPU for tensors that lie on the CPU."""
+def pretend_gpu() -> list[int]:
+    """Take the tiling of a GPU for tensors that lie on the CPU; return how many few rows are."""
     from rmsnorm_ref import tiling
 
-    reduce_cols, dw_tile = tiling.reduce_cols, tiling.dw_tile
-    one_row_per_sm, gpu = tiling.one_row_per_sm, torch.device("cuda")
+    meant, gpu = [FEW], torch.device("cuda")
+    reduce_cols, one_row_per_sm = tiling.reduce_cols, tiling.one_row_per_sm
+    dx_rows, dw_rows, dw_cols = tiling.dx_rows, tiling.dw_rows, tiling.dw_cols
     tiling.reduce_cols = lambda _: reduce_cols(gpu)
-    tiling.dw_tile = lambda M, N, _: dw_tile(tiling.FEW_ROWS_MAX if M > 1 else M, N, gpu)
+    tiling.dx_rows = lambda _, *args: dx_rows(meant[0], *args)
+    tiling.dw_rows = lambda _, N, num_warps, __: dw_rows(meant[0], N, num_warps, gpu)
+    tiling.dw_cols = lambda _, N, __: dw_cols(meant[0], N, gpu)
     tiling.one_row_per_sm = lambda N, dtype, _: one_row_per_sm(N, dtype, gpu)
+    return meant
 
 
-def launch(job: Job) -> None:
+def launch(job: Job, meant: list[int]) -> None:
     """Run the launcher of one pass on a few rows, with the job's config."""
     from rmsnorm_ref import backward, forward, table, tiling, tuning
 
@@ -125,9 +134,9 @@ def launch(job: Job) -> None:
         forward.launch_forward(x, job.N, w, 1e-6, needs_rstd=job.needs_rstd)
     else:
         needs = {"needs_dx": job.needs_dx, "needs_dw": job.needs_dw}
-        backward.launch_backward(x.clone(), job.N, x, job.N, w, torch.empty(M), **needs)
-        if M == FEW:  # one row stands for those whose dw programs have a small tile
-            backward.launch_backward(x[:1], job.N, x[:1], job.N, w, torch.empty(1), **needs)
+        for meant[0] in FEW_MEANT if M == FEW else (MANY,):
+            tuning.set_mode("fixed")  # a kernel that is launched again is not compiled
+            backward.launch_backward(x.clone(), job.N, x, job.N, w, torch.empty(M), **needs)
 
 
 def measure(kernel: Any) -> Compiled:
@@ -148,7 +157,19 @@ def measure(kernel: Any) -> Compiled:
         metadata.shared,
         n_spill_bytes,
         hashlib.sha256(assembly.encode()).hexdigest(),
+        spread(kernel.asm["ttgir"]),
     )
+
+
+def spread(ir: str) -> str:
+    """Read from Triton's own code how the columns lie in a sum over columns; "" without one."""
+    over_columns = r'"tt.reduce"[^\n]*axis = 1.*?tensor<[^,]*, #(\w+)>\) ->'
+    layout = re.search(over_columns, ir, re.DOTALL)
+    if layout is None:
+        return ""
+    blocked = re.search(rf"^#{layout[1]} = #ttg.blocked<(.*)>$", ir, re.MULTILINE)[1]
+    per = (re.search(rf"{name} = \[\d+, (\d+)\]", blocked)[1] for name in SPREAD_OVER)
+    return " x ".join(per)
 
 
 def cubin_usage(cubin: bytes) -> tuple[int, int]:
@@ -168,14 +189,14 @@ def main() -> None:
     """Compile every job of standard input."""
     compiled: list[Any] = []
     options = stop_before_launch(compiled)
-    pretend_gpu()
+    meant = pretend_gpu()
     results = []
     for job in (Job(*fields) for fields in json.load(sys.stdin)):
         use_target(job.target)
         options.clear()
         if job.force_stages:
             options["num_stages"] = job.force_stages
-        launch(job)
+        launch(job, meant)
         results.append([measure(kernel) for kernel in compiled])
         compiled.clear()
     json.dump(results, sys.stdout)

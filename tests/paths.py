@@ -33,7 +33,7 @@ WIDTHS = (1, 3, 17, 64, 200, 513, 769, 1560, 2048, 8192, 12000, 20000, 40000)
 PATHS = (17, 64, 8192, 12000, 20000, 40000)
 
 FEW = 4
-MANY = next(M for M in range(2, 9999, 2) if tiling.backward_path(M, 8, _DEVICE) == "backward")
+MANY = next(M for M in range(2, 9999, 2) if tiling.backward_path(M, 2048, _DEVICE) == "backward")
 WIDE_ROWS = 6  # more than one program owns
 
 

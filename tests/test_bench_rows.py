@@ -64,7 +64,7 @@ def test_ours_says_how_it_ran() -> None:
         assert forward.path == tiling.forward_path(N)
         assert backward.path == tiling.backward_path(M, N, device)
         few = backward.path == "few_rows_backward"
-        n_programs = 0 if few else tiling.split_rows(M, N, device)[0]
+        n_programs = 0 if few else tiling.n_programs(M, N, device)
         assert backward.n_programs == n_programs
         counted = traffic.backward(M, N, BF16, device=device)
         assert backward.scratch_bytes == counted.scratch_bytes(n_programs)

@@ -18,7 +18,7 @@ import pytest
 import torch
 from paths import DTYPES, INTERPRETED, make
 
-from rmsnorm_ref import interpreter, tiling, traffic
+from rmsnorm_ref import interpreter, tiling, traffic, tuning
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -216,8 +216,12 @@ def test_backward_moves_what_the_model_says(
     needs = {"needs_dx": needs_dx, "needs_dw": needs_dw}
     x, dy = strided(x, 16), strided(dy, 32)
     backward.launch_backward(dy, N + 32, x, N + 16, w, torch.ones(M), **needs)
-    few = tiling.backward_path(M, N, CPU) == "few_rows_backward"
-    n_programs = 0 if few else tiling.split_rows(M, N, CPU)[0]
+    same_size = dtype.itemsize == w_dtype.itemsize
+    if tiling.backward_path(M, N, CPU, same_size=same_size) == "few_rows_backward":
+        config = tuning.shipped("backward", N, dtype)
+        n_programs = -(-M // tiling.dx_rows(M, N, dtype, config))
+    else:
+        n_programs = tiling.n_programs(M, N, CPU)
     judge(recorder, traffic.backward(M, N, dtype, w_dtype, **needs, device=CPU), n_programs)
 
 

@@ -17,7 +17,7 @@ from typing import NamedTuple
 
 import pytest
 import torch
-from offline import FEW, MANY, Compiled, Job
+from offline import FEW, FEW_MEANT, MANY, Compiled, Job
 
 from rmsnorm_ref import tiling, tuning
 from rmsnorm_ref.table import Config
@@ -65,10 +65,9 @@ def paths_of(N: int) -> list[str]:
 
 
 def shipped(path: str, N: int, dtype: str) -> Config:
-    """Give the table's choice; few rows take the one for many, and have no stages."""
-    if path == "few_rows_backward":
-        return Config(tuning.shipped("backward", N, getattr(torch, dtype)).num_warps)
-    return tuning.shipped(path, N, getattr(torch, dtype))
+    """Give the table's choice; few rows take the one for many."""
+    searched = "backward" if path == "few_rows_backward" else path
+    return tuning.shipped(searched, N, getattr(torch, dtype))
 
 
 def launchable(target: str, path: str, N: int, dtype: str) -> list[Config]:
@@ -77,7 +76,7 @@ def launchable(target: str, path: str, N: int, dtype: str) -> list[Config]:
     reasons = tuning.pruned(searched, N, getattr(torch, dtype), *TARGETS[target])
     tried = [config for config, reason in reasons.items() if reason is None]
     if path == "few_rows_backward":
-        tried = sorted({Config(config.num_warps) for config in tried})
+        tried = [config for config in tried if config.num_stages in {1, 3}]  # pipelined or not
     if target == CHOSEN_ON:
         return tried
     fewest, most = min(c.num_warps for c in tried), max(c.num_warps for c in tried)
@@ -160,7 +159,8 @@ def test_every_variant_compiles_to_its_kernels(tmp_path: Path) -> None:
         Job(CHOSEN_ON, path, N, x_dtype, w_dtype, *config, *needs)
         for N in ONE_PER_PATH
         for path in backwards_of(N)
-        for x_dtype, w_dtype in (("bfloat16", "float32"), ("float16", "float16"))
+        for x_dtype, w_dtype in (("bfloat16", "float32"), ("float16", "bfloat16"))
+        if w_dtype != "float32" or path != "few_rows_backward"  # it takes w of x's size alone
         for config in [shipped(path, N, x_dtype)]
         for needs in ((True, True), (True, False), (False, True))
     ]
@@ -168,8 +168,9 @@ def test_every_variant_compiles_to_its_kernels(tmp_path: Path) -> None:
         name = job.path.replace("backward", "backward_kernel")
         expected = [f"rmsnorm_{name}" if job.path == "backward" else name]
         expected = ["row_mean_kernel"] * (job.needs_dx and job.N == 40000) + expected
-        few = job.path == "few_rows_backward"  # launched with either tile of dw
-        expected = expected * 2 if few else expected + ["reduce_dw_kernel"] * job.needs_dw
+        few = job.path == "few_rows_backward"
+        repeats = len(FEW_MEANT)
+        expected = expected * repeats if few else expected + ["reduce_dw_kernel"] * job.needs_dw
         assert [kernel.kernel for kernel in kernels] == expected
         assert not [fault for kernel in kernels for fault in faults(job, kernel)]
 
@@ -204,7 +205,7 @@ def test_num_stages_changes_only_pipelined_loops(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_large_data_compiles_too(tmp_path: Path) -> None:
-    """The L2 policy of large data reaches the one-tile kernels, within the limits, and no other."""
+    """The L2 policy of large data reaches the one-tile forward, within the limits, and no other."""
     jobs = [
         Job(CHOSEN_ON, path, N, "bfloat16", "bfloat16", *shipped(path, N, "bfloat16"), large=large)
         for N in ONE_PER_PATH
@@ -215,8 +216,27 @@ def test_large_data_compiles_too(tmp_path: Path) -> None:
     for job, small, large in zip(jobs[::2], results[::2], results[1::2], strict=True):
         assert not [fault for kernel in large for fault in faults(job, kernel)]
         same = [a.assembly == b.assembly for a, b in zip(small, large, strict=True)]
-        follows_size = job.path in {"forward", "backward"}
-        assert same == [not follows_size, *[True] * (len(same) - 1)], job
+        assert same == [job.path != "forward", *[True] * (len(same) - 1)], job
+
+
+@pytest.mark.slow
+def test_few_rows_are_spread_over_threads_as_many_rows_are(tmp_path: Path) -> None:
+    """Whatever the search chooses, a row's sum is taken over the same threads in both kernels.
+
+    This is what makes dx independent of the number of rows: the order of the additions is that of
+    elements in a thread, lanes, warps.
+    """
+    jobs = [
+        Job(CHOSEN_ON, path, N, dtype, dtype, *config)
+        for N in (40, 64, 96, 128, 256, 320, 512, 768, 1024, 1536, 2048, 4096, 8192)
+        for dtype in ("bfloat16", "float32")
+        for config in launchable(CHOSEN_ON, "few_rows_backward", N, dtype)
+        for path in ("backward", "few_rows_backward")
+    ]
+    found = compile_offline(jobs, tmp_path)
+    for job, many, few in zip(jobs[::2], found[::2], found[1::2], strict=True):
+        assert many[0].spread, job
+        assert {kernel.spread for kernel in few} == {many[0].spread}, job
 
 
 @pytest.mark.slow
@@ -246,7 +266,7 @@ def test_limits_are_felt() -> None:
     """A kernel one unit above each limit is found at fault, and one that meets them all is not."""
     job = Job(CHOSEN_ON, "forward", 2048, "float16", "float16", 2, 1)
     most_shared = TARGETS[CHOSEN_ON].n_shared_bytes
-    fits = Compiled("kernel", MOST_THREADS, 32, most_shared, MOST_SPILL_BYTES, "")
+    fits = Compiled("kernel", MOST_THREADS, 32, most_shared, MOST_SPILL_BYTES, "", "")
     assert not faults(job, fits)
     for name in ("n_threads", "n_shared_bytes", "n_spill_bytes"):
         assert len(faults(job, fits._replace(**{name: getattr(fits, name) + 1}))) == 1

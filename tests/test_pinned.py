@@ -16,6 +16,7 @@ from rmsnorm_ref.measure import alternatives, calls, knobs, peers, pinned, plan,
 from rmsnorm_ref.measure.cells import BF16, Cell
 from rmsnorm_ref.measure.schema import BACKWARD, FORWARD
 from rmsnorm_ref.measure.session import Session
+from rmsnorm_ref.table import Config
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -24,9 +25,9 @@ if TYPE_CHECKING:
     from rmsnorm_ref.measure.pinned import Choice, Value
 
 # Where alternatives differ, on inputs that an interpreter can take where there is one; (M, N).
-TINY = {"one_row_per_sm": (2, 8200), "split": (10, 8192)}
-if DEVICE == "cuda":  # its programs are more, and more rows are few
-    TINY |= {"split": (1001, 8192), "eviction": (600, 96)}
+TINY = {"one_row_per_sm": (2, 8200)}
+if DEVICE == "cuda":  # more rows are few
+    TINY |= {"walk": (600, 96)}
 USUAL = 12, 96
 KNOBS = [choice.knob for choice in pinned.CHOICES]
 EACH = [
@@ -98,8 +99,10 @@ def decided(M: int, N: int) -> tuple[Any, ...]:
         tiling.backward_path(M, N, traffic.GPU),
         tiling.backward_tile(N),
         tiling.shares_sm(N),
-        tiling.split_rows(M, N, traffic.GPU),
-        tiling.dw_tile(M, N, traffic.GPU),
+        tiling.n_programs(M, N, traffic.GPU),
+        tiling.dx_rows(M, N, BF16, Config(8, 3)),
+        tiling.dw_rows(M, N, 8, traffic.GPU),
+        tiling.dw_cols(M, N, traffic.GPU),
         tiling.reduce_cols(traffic.GPU),
         tiling.one_row_per_sm(N, BF16, traffic.GPU),
         M in tiling.one_wave(N, BF16, -(-N // 512), 132, 2048),
@@ -119,7 +122,7 @@ def test_what_is_taken_is_what_the_package_does(
         for one in choice.alternatives:
             with alternatives.replaced((tiling, {**choice.base, **one.sets})):
                 alike = decided(M, N) == as_it_is
-            told_apart = choice.knob not in {"rstd", "reduction"}  # by more than the tiling
+            told_apart = choice.knob not in {"rstd", "reduction", "walk"}  # by more than the tiling
             assert alike == (one.value == choice.taken(M, N)) or not told_apart
 
 
@@ -196,11 +199,6 @@ def test_rows_tell_the_alternative_that_ran() -> None:
     assert (few.path, few.n_programs, few.scratch_bytes) == ("few_rows_backward", 0, 0)
     assert buffer.path == "backward"
     assert buffer.scratch_bytes
-    session, shape = made_up_session(), TINY["split"]
-    shorter, equal = alternatives.measure(session, by_knob("split"), *shape)
-    assert shorter.n_programs == tiling.split_rows(*shape, session.device)[0]
-    assert equal.n_programs == pinned.equal_shares(*shape, session.device)[0]
-    assert shorter.n_programs != equal.n_programs
 
 
 def test_another_tile_gets_its_best_number_of_warps() -> None:

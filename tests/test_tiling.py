@@ -1,4 +1,4 @@
-"""What is pinned: tiles, chunks of rows, and when registers are capped."""
+"""What is pinned: tiles, numbers of programs, and when registers are capped."""
 
 from __future__ import annotations
 
@@ -29,19 +29,21 @@ def test_tile_spans_the_row(block_size: int) -> None:
 
 @on_every_width
 @pytest.mark.parametrize("n_sm", [1, 4, 132])
-def test_rows_are_split_into_whole_tiles_that_cover_all(
+def test_programs_number_what_the_sms_allow_and_none_is_idle(
     monkeypatch: pytest.MonkeyPatch, N: int, n_sm: int
 ) -> None:
-    """Chunks are whole tiles, cover every row once, and number no more than the SMs allow."""
+    """Programs are as many as the SMs allow, or fewer, and then each has a few rows at least."""
     monkeypatch.setattr(tiling, "sm_count", lambda _: n_sm)
     tile_rows = tiling.backward_tile(N).rows if N <= tiling.ONE_TILE_MAX else 1
     n_blocks = -(-N // tiling.COLUMN_BLOCK) if N > tiling.CHUNKED_BACKWARD_MAX else 1
     most = max(n_blocks, n_sm * (2 if tiling.shares_sm(N) else 1))
     for M in (*range(1, 70), n_sm * tile_rows, n_sm * tile_rows + 1, 4096, 1_000_003):
-        n_programs, rows_per_program = tiling.split_rows(M, N, CPU)
-        assert (n_programs - 1) * rows_per_program < M <= n_programs * rows_per_program
-        assert rows_per_program % tile_rows == 0
+        n_programs, n_tiles = tiling.n_programs(M, N, CPU), -(-M // tile_rows)
+        assert 1 <= n_programs <= n_tiles
         assert n_programs * n_blocks <= most
+        if (n_programs + 1) * n_blocks <= most:
+            fewest = -(-tiling.MIN_ROWS_PER_PROGRAM // tile_rows)  # tiles of a program
+            assert n_tiles < (n_programs + 1) * fewest
 
 
 def test_a_cap_on_registers_is_asked_for_where_it_makes_one_wave() -> None:
@@ -60,8 +62,8 @@ def test_a_cap_on_registers_is_asked_for_where_it_makes_one_wave() -> None:
 def test_scratch_is_a_third_of_the_data_and_one_row_at_most(
     monkeypatch: pytest.MonkeyPatch, M: int, N: int
 ) -> None:
-    """All programs but the last have 4 rows or more, so their scratch is a third of 3*M*N*e."""
+    """A program has 4 rows or more, so all scratch but one row is a third of 3*M*N*e."""
     monkeypatch.setattr(tiling, "sm_count", lambda _: 132)
-    n_programs, _ = tiling.split_rows(M, N, CPU)
+    n_programs = tiling.n_programs(M, N, CPU)
     both = traffic.backward(M, N, FP16)
     assert both.scratch_bytes(n_programs - 1) * 3 <= both.obligatory_bytes

@@ -42,9 +42,8 @@ MEANINGS = {
     "M": "rows",
     "N": "elements of a row",
     "eps": "added to the mean square, inside the root",
-    "rows_per_program": "rows in a program's chunk",
     "n_programs": "rows of the partial buffer",
-    "dw_programs": "how many programs, the first ones, own columns of dw",
+    "dw_programs": "how many programs own columns of dw",
     "BLOCK_SIZE": "lanes of a row's tile: next_power_of_2(N)",
     "ROWS": "rows in a tile, or partial rows added per step",
     "ROW_ALIGN": "a power of two that divides N and every row stride",
@@ -137,8 +136,8 @@ def times(step: Step, path: str, M: int, N: int) -> str:
     if path == "column_backward":
         known[-(-N // tiling.COLUMN_BLOCK)] = f"⌈N / {tiling.COLUMN_BLOCK}⌉"
     if path == "few_rows_backward":
-        known[-(-M // tiling.backward_tile(N).rows)] = "⌈M / ROWS⌉"
-        known[1 + -(-N // tiling.dw_tile(M, N, traffic.GPU)[1])] = "1 + ⌈N / DW_COLS⌉"
+        known[None] = "⌈M / ROWS⌉"
+        known[1 + -(-N // tiling.dw_cols(M, N, traffic.GPU))] = "1 + ⌈N / DW_COLS⌉"
     return known[step.repeats]
 
 

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from rmsnorm_ref import interpreter, table, tiling, tuning
 
-from . import timing
+from . import chunks, timing
 from .calls import ceilings, n_loops
 from .cells import BF16, Cell
 from .peers import EPS
@@ -94,12 +94,15 @@ def trials(
         with replaced((tiling, sets)):
             path, configs = _configs(cell, pass_, device, searched=choice.searched)
         build = _build_sum if one.torch_sum else kernels._build_reduction.__wrapped__  # noqa: SLF001
+        own = {"_build_reduction": functools.cache(build)}
+        if one.in_chunks:
+            own["rmsnorm_backward_kernel"] = chunks.kernel()
         for config in configs:
             chosen = {(path, cell.N, BF16, BF16, device): config}  # so nothing is searched
             changes = (
                 (tiling, sets),
                 (tuning, {"_chosen": chosen, "_prepared": {}}),
-                (kernels, {"_build_reduction": functools.cache(build)}),
+                (kernels, own),
             )
 
             def call(s: InputSet, one: Alternative = one, changes: Any = changes) -> object:

@@ -148,8 +148,7 @@ def _scratch_bytes(M: int, N: int, dtype: torch.dtype) -> int:
     """Return the bytes of the partial dw buffer on this GPU, written and read."""
     if tiling.backward_path(M, N, traffic.GPU) == "few_rows_backward":
         return 0
-    n_programs, _ = tiling.split_rows(M, N, traffic.GPU)
-    return traffic.backward(M, N, dtype).scratch_bytes(n_programs)
+    return traffic.backward(M, N, dtype).scratch_bytes(tiling.n_programs(M, N, traffic.GPU))
 
 
 def _name(dtype: torch.dtype) -> Dtype:

@@ -90,7 +90,7 @@ class Variant(NamedTuple):
     knob: Literal["num_stages", "programs_per_sm"]
     value: int
     config: table.Config
-    rows_per_program: int
+    n_programs: int
 
     @property
     def name(self) -> str:
@@ -101,16 +101,15 @@ class Variant(NamedTuple):
 def variants(cell: Cell, device: torch.device) -> list[Variant]:
     """Return num_stages 1 to 4 at the shipped warps, and 1, 2, 4 programs per SM as shipped."""
     shipped = tuning.shipped("backward", cell.N, cell.dtype)
-    rows = tiling.split_rows(cell.M, cell.N, device)[1]
+    n_programs = tiling.n_programs(cell.M, cell.N, device)
     found = [
-        Variant("num_stages", stages, shipped._replace(num_stages=stages), rows)
+        Variant("num_stages", stages, shipped._replace(num_stages=stages), n_programs)
         for stages in tuning.STAGES
     ]
-    tile_rows, n_sm = tiling.backward_tile(cell.N).rows, tiling.sm_count(device)
+    n_tiles = -(-cell.M // tiling.backward_tile(cell.N).rows)
     for per_sm in (1, 2, 4):
-        rows = -(-cell.M // (per_sm * n_sm))
-        whole_tiles = -(-rows // tile_rows) * tile_rows
-        found.append(Variant("programs_per_sm", per_sm, shipped, whole_tiles))
+        n_programs = min(n_tiles, per_sm * tiling.sm_count(device))
+        found.append(Variant("programs_per_sm", per_sm, shipped, n_programs))
     return found
 
 
@@ -137,7 +136,6 @@ def ablation(session: Session, cell: Cell) -> list[Row]:
     for variant in turned:
         if variant.name not in samples:
             continue
-        n_programs = -(-M // variant.rows_per_program)
         rows.append(
             session.row(
                 cell,
@@ -147,8 +145,8 @@ def ablation(session: Session, cell: Cell) -> list[Row]:
                 kind="ablation",
                 path="backward",
                 config=Config(variant.config.num_warps, variant.config.num_stages),
-                n_programs=n_programs,
-                scratch_bytes=2 * n_programs * N * 4,  # fp32, written and read
+                n_programs=variant.n_programs,
+                scratch_bytes=2 * variant.n_programs * N * 4,  # fp32, written and read
                 n_input_sets=len(inputs),
                 ceiling=ceiling,
                 detail={"knob": variant.knob, "value": variant.value},
@@ -161,16 +159,15 @@ def _backward(
     cell: Cell, device: torch.device, variant: Variant, rstd: dict[InputSet, torch.Tensor]
 ) -> Callable[[InputSet], object]:
     """Return a call of the backward's two kernels with buffers of its own; dx goes to `out`."""
-    M, N, dtype = cell.M, cell.N, cell.dtype
+    N, dtype = cell.N, cell.dtype
     kernels = import_module("rmsnorm_ref.backward")
     launch = kernels._build(N, dtype, device, variant.config)  # noqa: SLF001  # as launch_backward
     reduce_dw = kernels._build_reduction(N, dtype, device)  # noqa: SLF001  # the same
-    rows = variant.rows_per_program
-    partial_dw = torch.empty(-(-M // rows), N, dtype=torch.float32, device=device)
+    partial_dw = torch.empty(variant.n_programs, N, dtype=torch.float32, device=device)
     dw = torch.empty(N, dtype=dtype, device=device)
 
     def call(s: InputSet) -> object:
-        launch(s.dy, N, s.x, N, s.w, rstd[s], s.out, partial_dw, rows)
+        launch(s.dy, N, s.x, N, s.w, rstd[s], s.out, partial_dw, variant.n_programs)
         return reduce_dw(partial_dw, dw)
 
     return call

@@ -30,6 +30,7 @@ class Alternative(NamedTuple):
     sets: Mapping[str, Any] = NOTHING  # attributes of `tiling`
     needs_rstd: bool = True
     torch_sum: bool = False  # adds the partial rows up, in place of reduce_dw_kernel
+    in_chunks: bool = False  # one chunk of neighbouring rows per program, see chunks.py
 
 
 class Choice(NamedTuple):
@@ -46,22 +47,11 @@ class Choice(NamedTuple):
 
 
 def _always(value: Any) -> Callable[..., Any]:
-    return lambda *_: value
+    return lambda *_, **__: value
 
 
-split_rows = tiling.split_rows  # the package's own, also while another stands in its place
-
-
-def equal_shares(M: int, N: int, device: torch.device) -> tuple[int, int]:
-    """Return (n_programs, rows_per_program) with as many rows to every program, none shorter."""
-    rows = split_rows(M, N, device)[1]
-    step = tiling.backward_tile(N).rows
-    while M % rows and rows < M:
-        rows += step
-    return -(-M // rows), rows
-
-
-one_wave = tiling.one_wave  # the package's own, as above
+# The package's own, also while another stands in its place.
+one_wave, very_few_rows = tiling.one_wave, tiling.very_few_rows
 
 
 def one_wave_on_h200(N: int) -> range:
@@ -84,14 +74,14 @@ CHOICES = (
     ),
     Choice(
         "few_rows", "dw without a buffer, or with one", (BACKWARD,),
-        ((16, 2048), (512, 8192), (1024, 8192)),
+        ((16, 2048), (512, 8192), (1024, 8192), (2048, 2048)),
         (Alternative("one launch", {"backward_path": _always("few_rows_backward")}),
          Alternative("buffer", BUFFER)),
         lambda M, N: "buffer" if tiling.backward_path(M, N, traffic.GPU) == "backward"
         else "one launch",
     ),
     Choice(
-        "eviction", "the L2 policy of all that is streamed", BOTH,
+        "eviction", "the L2 policy of all that the forward streams", (FORWARD,),
         ((4096, 4096), (8192, 8192), (32768, 8192)),
         tuple(Alternative(policy or "none", {"EVICTIONS": (policy, policy)})
               for policy in ("", "evict_last", "evict_first")),
@@ -120,11 +110,11 @@ CHOICES = (
         searched=True,
     ),
     Choice(
-        "dw_tile", "rows that a dw program adds per step, where rows are few", (BACKWARD,),
-        ((16, 8192), (64, 8192)),
-        tuple(Alternative(tile[0], {"dw_tile": _always(tile)})
-              for tile in (tiling.SMALL_DW_TILE, tiling.DW_TILE)),
-        lambda M, N: tiling.dw_tile(M, N, traffic.GPU)[0],
+        "few_rows_tiles", "as little as a program can hold, where rows are very few, or full tiles",
+        (BACKWARD,), ((1, 2048), (16, 2048), (64, 8192), (512, 2048)),
+        (Alternative("least", {"very_few_rows": _always(2**40)}),
+         Alternative("full", {"very_few_rows": _always(0), "SMALL_DX_TILE_MAX": 0})),
+        lambda M, N: "least" if M <= very_few_rows(N) else "full",
         base={"backward_path": _always("few_rows_backward")},
     ),
     Choice(
@@ -145,10 +135,8 @@ CHOICES = (
         lambda *_: tiling.reduce_cols(traffic.GPU), base=BUFFER,
     ),
     Choice(
-        "split", "as many programs as SMs and a shorter last one, or fewer with equal shares",
-        (BACKWARD,), ((8192, 8192), (16384, 8192)),
-        (Alternative("shorter last", {"split_rows": split_rows}),
-         Alternative("equal", {"split_rows": equal_shares})),
-        _always("shorter last"),
+        "walk", "programs that take the tiles in turn, or a chunk of neighbouring rows each",
+        (BACKWARD,), ((4096, 8192), (32768, 8192), (262144, 128)),
+        (Alternative("in turn"), Alternative("chunks", in_chunks=True)), _always("in turn"),
     ),
 )  # fmt: skip

@@ -57,9 +57,10 @@ Flag = Literal["above_ceiling", "fits_in_l2", "by_difference"]
 Knob = Literal[
     "num_stages", "programs_per_sm",
     # What tiling.py pins, see pinned.py:
-    "path", "few_rows", "eviction", "one_row_per_sm", "one_wave", "backward_tile", "dw_tile",
-    "rstd", "reduction", "reduce_cols", "split",
+    "path", "few_rows", "eviction", "one_row_per_sm", "one_wave", "backward_tile",
+    "few_rows_tiles", "rstd", "reduction", "reduce_cols", "walk",
 ]  # fmt: skip
+FormerKnob = Literal["dw_tile", "split"]  # of choices that older recordings hold, and no tree has
 _PerTensor = Mapping[str, float | None]
 
 # What `detail` holds, by kind: {key: (annotation, meaning)}. Kinds that are not here have none.
@@ -67,7 +68,7 @@ DETAILS: dict[str, dict[str, tuple[Any, str]]] = {
     "host": {"requires_grad": (bool, "whether x and w asked for gradients")},
     "config": {"shipped": (bool, "whether it is what the shipped table says")},
     "ablation": {
-        "knob": (Knob, "what was turned; all but the first two are choices that tiling.py pins"),
+        "knob": (Knob | FormerKnob, "what was turned; all but two are choices that tiling.py pins"),
         "value": (int | str, "to what: a number, or the alternative's name"),
     },
     "error": {
@@ -153,7 +154,7 @@ class Row:
     path: str | None = field(default=None, metadata=_says("ours: the kernel, named in tiling.py"))
     config: Config | None = field(default=None, metadata=_says("ours: as launched"))
     n_programs: int | None = field(
-        default=None, metadata=_says("ours: tiles (forward), chunks of rows (backward)")
+        default=None, metadata=_says("ours: tiles (forward), rows of the partial buffer (backward)")
     )
     n_input_sets: int | None = field(default=None, metadata=_says("inputs that take turns"))
     time_s: Quantiles | None = field(default=None, metadata=_says("of one call"))

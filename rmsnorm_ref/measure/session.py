@@ -175,7 +175,7 @@ class Session:
             path = tiling.backward_path(M, N, self.device)
             few = path == "few_rows_backward"
             searched = "backward" if few else path  # it takes the choice for many rows
-            n_programs = 0 if few else tiling.split_rows(M, N, self.device)[0]
+            n_programs = 0 if few else tiling.n_programs(M, N, self.device)
             scratch = traffic.backward(M, N, dtype, device=self.device).scratch_bytes(n_programs)
         else:
             return {}
