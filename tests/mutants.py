@@ -50,7 +50,7 @@ SHAPES = {
     "WIDE_FORWARD": (3, 9000),
     "BACKWARD": (9, 1561),
     "FEW": (7, 40),
-    "WIDE_BACKWARD": (5, 17000),
+    "WIDE_BACKWARD": (8, 17000),
     "ROW_MEAN": (2, 33000),
     "COLUMN": (2, 33000),
     "REDUCE": (9, 513),

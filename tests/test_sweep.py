@@ -80,7 +80,7 @@ def test_rows_from_none_to_more_than_programs(
 def test_every_program_counts_its_rows_once(
     N: int, monkeypatch: pytest.MonkeyPatch, device: str
 ) -> None:
-    """Where programs are many, each takes rows in turn, wide ones too, and dw adds up all of them."""
+    """Where programs are many, they take rows in turn, wide ones too, and dw adds up all rows."""
     # Interpreted there are too few programs for a second one on rows that are that wide.
     monkeypatch.setattr(tiling, "sm_count", lambda _: 64)
     M = 4 * tiling.MIN_ROWS_PER_PROGRAM + 1
@@ -156,6 +156,21 @@ def test_a_row_has_the_same_bits_in_any_batch(
         assert_same_bits([row], [alone.y])
     for row in (batch.dx[:1], batch.dx[-1:]):
         assert_same_bits([row], [alone.dx])
+
+
+@pytest.mark.parametrize("N", [64, 512, 1024, *on_gpu(40, 128, 256, 768, 1536, 2048, 4096, 8192)])
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("w_dtype", [torch.bfloat16, torch.float32])
+def test_all_rows_have_the_same_bits_among_few_and_among_many(
+    N: int, dtype: torch.dtype, w_dtype: torch.dtype, device: str
+) -> None:
+    """Whatever kernel and tile its batch gets, no row moves by a bit: most of them would not."""
+    sizes = [M for M in (1, 7, 32, 33, 256, 257, 512, 1024) if M < MANY]
+    x, w, dy = make(MANY + 2, N, dtype, w_dtype, device=device)
+    many = run(x, w, dy)
+    for M in sizes:
+        few = run(x[:M], w, dy[:M])
+        assert_same_bits((few.y, few.dx), (many.y[:M], many.dx[:M]))
 
 
 @pytest.mark.parametrize("M", [FEW, MANY])
