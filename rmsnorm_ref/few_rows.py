@@ -96,15 +96,17 @@ def build_backward(
         constants = (N, block_size, rows, row_align, dw_rows, dw_cols)
         return Launch(few_rows_backward_kernel, constants, config, device)
 
-    def launch(dy, dy_stride, x, x_stride, w, rstd, dx, dw) -> None:
-        M = rstd.numel()
-        rows = tiling.dx_rows(M, N, dtype, config)
+    @functools.lru_cache(maxsize=1024)  # a training run asks for the same few numbers of rows
+    def planned(M: int) -> tuple[Launch, tuple[int, int, int], int]:
+        rows, dw_cols = tiling.dx_rows(M, N, dtype, config), tiling.dw_cols(M, N, device)
         dw_rows = tiling.dw_rows(M, N, config.num_warps, device)
-        dw_cols = tiling.dw_cols(M, N, device)
         dx_programs = -(-M // rows) if needs_dx else 0
         dw_programs = -(-N // dw_cols) if needs_dw else 0
-        pointers = (dy, x, w, rstd, dx, dw)
-        grid = (dw_programs + dx_programs, 1, 1)
-        kernel(rows, dw_rows, dw_cols)(grid, *pointers, dy_stride, x_stride, M, dw_programs)
+        return kernel(rows, dw_rows, dw_cols), (dw_programs + dx_programs, 1, 1), dw_programs
+
+    def launch(dy, dy_stride, x, x_stride, w, rstd, dx, dw) -> None:
+        M = rstd.numel()
+        launch_kernel, grid, dw_programs = planned(M)
+        launch_kernel(grid, dy, x, w, rstd, dx, dw, dy_stride, x_stride, M, dw_programs)
 
     return launch

@@ -158,8 +158,11 @@ def dx_rows(M: int, N: int, dtype: torch.dtype, config: Config) -> int:
     (`tests/test_compile.py` compares them for each config). By whole vectors of 16 bytes, which
     takes a tile of a vector per thread. Or by the elements of w that a thread gets, where that is
     less than a vector and loads are pipelined: in the few-rows kernel this takes a tile of one row.
+    On AMD, where nothing was compared, it is the whole tile of the one-tile kernel.
     """
     block_size, most = backward_tile(N)
+    if torch.version.hip:
+        return most
     threads, vector = 32 * config.num_warps, 16 // dtype.itemsize
     if config.num_stages > 1 and threads <= block_size < threads * vector:
         return 1

@@ -122,7 +122,7 @@ def test_what_is_taken_is_what_the_package_does(
         for one in choice.alternatives:
             with alternatives.replaced((tiling, {**choice.base, **one.sets})):
                 alike = decided(M, N) == as_it_is
-            told_apart = choice.knob not in {"rstd", "reduction", "walk"}  # by more than the tiling
+            told_apart = choice.knob not in {"rstd", "reduction", "walk", "dw_sum"}  # by the tiling
             assert alike == (one.value == choice.taken(M, N)) or not told_apart
 
 
@@ -223,7 +223,7 @@ def test_all_choices_are_steps_of_a_run_in_bf16() -> None:
     assert {f"ablations {knob} {M} x {N} bfloat16" for knob, M, N in shapes} < {
         step.label for step in steps
     }
-    assert sum(step.weight for step in steps[-len(shapes) :]) <= 60
+    assert sum(step.weight for step in steps[-len(shapes) :]) <= 70
     in_fp32 = list(plan.steps(asked, ["ablations"], (torch.float32,)))
     assert len(in_fp32) == len(steps) - len(shapes)
     forward = Session(torch.device("cpu"), 1024, (FORWARD,))

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from rmsnorm_ref import interpreter, table, tiling, tuning
 
-from . import chunks, timing
+from . import timing, variants
 from .calls import ceilings, n_loops
 from .cells import BF16, Cell
 from .peers import EPS
@@ -93,10 +93,7 @@ def trials(
         sets = {**choice.base, **one.sets}
         with replaced((tiling, sets)):
             path, configs = _configs(cell, pass_, device, searched=choice.searched)
-        build = _build_sum if one.torch_sum else kernels._build_reduction.__wrapped__  # noqa: SLF001
-        own = {"_build_reduction": functools.cache(build)}
-        if one.in_chunks:
-            own["rmsnorm_backward_kernel"] = chunks.kernel()
+        own = _replaced_in_backward(one, kernels)
         for config in configs:
             chosen = {(path, cell.N, BF16, BF16, device): config}  # so nothing is searched
             changes = (
@@ -116,6 +113,19 @@ def trials(
             name = f"{choice.knob} {one.value}, {launched}"
             found.append(Trial(name, one, changes, call))
     return found
+
+
+def _replaced_in_backward(one: Alternative, kernels: Any) -> dict[str, Any]:
+    """Return attributes of backward.py that an alternative has otherwise; none is shared."""
+    reduction = _build_sum if one.torch_sum else kernels._build_reduction.__wrapped__  # noqa: SLF001
+    own: dict[str, Any] = {}
+    if one.kernel:
+        own["rmsnorm_backward_kernel"] = variants.kernel(one.kernel)
+        if one.kernel.startswith("atomics"):
+            reduction = variants.build_copy
+            build = kernels._build  # noqa: SLF001
+            own["_BUILD"] = {"backward": variants.build_on_zeros(build)}
+    return own | {"_build_reduction": functools.cache(reduction)}
 
 
 def _configs(

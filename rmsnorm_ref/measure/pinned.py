@@ -19,6 +19,8 @@ from .schema import BACKWARD, FORWARD, Knob, OnePass
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
+    from . import variants
+
 Value = int | str
 NOTHING: Mapping[str, Any] = {}
 
@@ -30,7 +32,7 @@ class Alternative(NamedTuple):
     sets: Mapping[str, Any] = NOTHING  # attributes of `tiling`
     needs_rstd: bool = True
     torch_sum: bool = False  # adds the partial rows up, in place of reduce_dw_kernel
-    in_chunks: bool = False  # one chunk of neighbouring rows per program, see chunks.py
+    kernel: variants.Name | None = None  # stands for the one-tile backward
 
 
 class Choice(NamedTuple):
@@ -137,6 +139,12 @@ CHOICES = (
     Choice(
         "walk", "programs that take the tiles in turn, or a chunk of neighbouring rows each",
         (BACKWARD,), ((4096, 8192), (32768, 8192), (262144, 128)),
-        (Alternative("in turn"), Alternative("chunks", in_chunks=True)), _always("in turn"),
+        (Alternative("in turn"), Alternative("chunks", kernel="in_chunks")), _always("in turn"),
+    ),
+    Choice(
+        "dw_sum", "what adds up dw over programs", (BACKWARD,), ((2048, 2048), (4096, 8192)),
+        (Alternative("buffer"), Alternative("atomics per program", kernel="atomics_per_program"),
+         Alternative("atomics per row", kernel="atomics_per_row")),
+        _always("buffer"), base=BUFFER,
     ),
 )  # fmt: skip
