@@ -5,7 +5,7 @@ depend on the rows that happen to sit beside it. Four choices follow M: the few-
 tiles and the number of programs, which touch no bit but dw's, the forward's L2 policy and its cap
 on registers, which touch none. What may be searched is in `tuning.py`.
 
-Times in comments are of bf16 on an H200, from the section `ablations` of h200-2026-11-30-diagnosis.
+Times in comments are of bf16 on an H200: section `ablations` of h200-2026-11-30b-diagnosis.
 """
 
 import functools
@@ -17,7 +17,7 @@ from .table import Config
 
 # Widest row that is accepted at all; every path below is tested up to here.
 LARGEST_N = 65536
-# Widest row kept whole in registers. At 8192 x 16384 the chunked backward takes 218 us against 319;
+# Widest row kept whole in registers. At 8192 x 16384 the chunked backward takes 212 us against 296;
 # the forwards are level.
 ONE_TILE_MAX = 8192
 # Widest row whose fp32 dw accumulator fits the register file of one SM beside the work on it.
@@ -25,10 +25,10 @@ CHUNKED_BACKWARD_MAX = 32768
 
 FORWARD_TILE = 2048  # elements; narrower rows share a tile until it holds this many
 BACKWARD_TILE = 8192  # elements, one program per SM: 3 tiles in flight cover HBM's latency
-NARROW_BACKWARD_TILE = 4096  # elements, two programs per SM: at N = 512, 56 us against 64
+NARROW_BACKWARD_TILE = 4096  # elements, two programs per SM: at N = 512, 55 us against 62
 NARROW_MAX = 1024  # widest row that counts as narrow
 # Narrow rows that a large tile serves better all the same, one or half a warp to a row: at 256
-# columns 58.8 us against 61.5, at 128 55.7 against 56.6. In fp32 it costs a little (not recorded).
+# columns 57.1 us against 59.3, at 128 53.8 against 55.2. In fp32 it costs a little (not recorded).
 LARGE_TILE_ALL_THE_SAME = (128, 256)  # values of BLOCK_SIZE
 
 MIN_ROWS_PER_PROGRAM = 4  # else the fp32 partial buffer outgrows a third of the data
@@ -38,14 +38,15 @@ REDUCE_ROWS = 128  # partial rows that the dw reduction adds per step
 ROW_MEAN_CHUNK = 8192
 COLUMN_BLOCK = 4096
 
-# At most so many rows get dw and dx in one launch: 16 x 2048 takes 2.7 us against 4.9, 512 x 8192
-# 11.0 against 12.2; at 1024 rows little is left of it, 18.0 against 18.5.
+# At most so many rows get dw and dx in one launch: 16 x 2048 takes 2.2 us against 4.8, 512 x 8192
+# 10.4 against 12.0, 1024 x 8192 17.7 against 18.5; at 2048 x 2048 it would be 12.3 against 11.2.
 FEW_ROWS_MAX = 1024
 FEW_NARROW_ROWS_MAX = 512  # the same for narrow rows
 # Narrower rows share tiles in which the compiler lays the columns out by the number of rows.
 FEW_ROWS_MIN_BLOCK = 64
-# Up to so many rows, or one row for so many columns, a launch is over before its tiles are full:
-# every program gets as little as it can, and dw, 8 rows a step.
+# Up to so many rows, or one row for so many columns, every program holds the least it can, and dw
+# is added up 8 rows a step: 1 x 2048 takes 1.6 us against 2.0, 16 x 2048 2.3 against 2.9. At
+# 512 x 2048 it would be 10.9 against 4.7.
 VERY_FEW_ROWS = 32
 COLUMNS_PER_VERY_FEW_ROW = 64
 VERY_FEW_DW_ROWS = 8
@@ -58,7 +59,7 @@ UNCAPPED_REGISTERS = 40  # what the compiler takes for 16 elements a thread
 REGISTERS_PER_SM = 65536
 
 # From so many bytes of x on, all that the forward streams is marked evict_last, which changes no
-# bit. 32768 x 8192 takes 253 us against 261; 8192 x 8192, where it begins, 65.0 against 66.6; at
+# bit. 32768 x 8192 takes 253 us against 261; 8192 x 8192, where it begins, 65.2 against 66.6; at
 # 4096 x 4096 it is a per cent, which way depends. The backward does not feel it.
 LARGE_BYTES = 128 * 2**20
 EVICTIONS = ("", "evict_last")

@@ -27,7 +27,7 @@ sys.path += [{str(ROOT / "docs/_ext")!r}, {str(ROOT / "tests")!r}]
 from fabricated import fabricated
 from rmsnorm_ref.measure import choice
 made_up = fabricated()
-kept = tuple(row for row in made_up.rows if row.knob not in {{"rstd", "split"}})
+kept = tuple(row for row in made_up.rows if row.knob not in {{"rstd", "walk"}})
 choice.shipped = lambda: (dataclasses.replace(made_up, rows=kept),)
 extensions = ["pinned_tables", "myst_parser"]
 html_theme = "basic"
@@ -96,7 +96,7 @@ def test_every_choice_is_shown_by_a_decision() -> None:
 
 def test_what_is_not_recorded_is_one_sentence(tables: Any, tmp_path: Path) -> None:
     """A recorded choice is a table that links to it; the others are named with the command."""
-    result = page(tmp_path, "```{choices} rstd eviction split\n```\n\n```{choices} all\n```")
+    result = page(tmp_path, "```{choices} rstd eviction walk\n```\n\n```{choices} all\n```")
     assert result.returncode == 0, result.stderr
     text = (tmp_path / "site/index.html").read_text()
     assert text.count("<table") == 2
@@ -105,7 +105,7 @@ def test_what_is_not_recorded_is_one_sentence(tables: Any, tmp_path: Path) -> No
     plain = {" ".join(re.sub(r"<[^>]+>", "", each).split()) for each in sentences}
     assert len(sentences) == 2
     assert plain == {
-        f"What rstd and split are worth is in no recording yet; {tables.COMMAND} measures it."
+        f"What rstd and walk are worth is in no recording yet; {tables.COMMAND} measures it."
     }
 
 

@@ -112,10 +112,10 @@ def not_beaten(pass_: str, section: str = "seed") -> Fact:
 # ---- Single kinds of rows ---------------------------------------------------------------------
 
 
-def turned(knob: str, value: int, base: int) -> Fact:
+def turned(knob: str, value: int | str, base: int | str) -> Fact:
     """Return how much longer the backward takes with a knob at one value than at another."""
     rows, source = picked(kind="ablation", knob=knob)
-    by_cell: dict[tuple[Any, ...], dict[int, float]] = {}
+    by_cell: dict[tuple[Any, ...], dict[int | str, float]] = {}
     for row in rows:
         assert row.detail is not None
         by_cell.setdefault(_cell(row), {})[row.detail["value"]] = seconds(row)
