@@ -29,8 +29,8 @@ def few_rows_backward_kernel(
     N: tl.constexpr, BLOCK_SIZE: tl.constexpr, ROWS: tl.constexpr, ROW_ALIGN: tl.constexpr,
     DW_ROWS: tl.constexpr, DW_COLS: tl.constexpr,
 ):
-    # The two kinds take turns while both are left, so that each SM has some of both. 64 bits, as
-    # every row offset. The divisions show the compiler how strides are aligned.
+    # The two kinds take turns while both are left, so that neither begins late. 64 bits, as every
+    # row offset. The divisions show the compiler how strides are aligned.
     program = tl.program_id(0).to(tl.int64)
     pairs = tl.minimum(dw_programs, tl.num_programs(0) - dw_programs)
     index = tl.where(program < 2 * pairs, program // 2, program - pairs)
