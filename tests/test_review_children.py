@@ -81,7 +81,10 @@ def test_an_end_while_it_is_fitted(does: str, rule: str, tmp_path: Path) -> None
     fitted = f"tuple(x.shape) == ({semantics.M}, {semantics.N})"
     body = f"    if {fitted}:\n        {does}\n    return oracle.rmsnorm(x, w, eps)\n"
     path.write_text(f"import os, time\nfrom rmsnorm_ref import oracle\n\ndef f(x, w, eps):\n{body}")
-    report = review.review(f"{path}:f", device="cpu", dtypes=("float32",), only=small, limit_s=1.0)
+    limit_s = 20.0 if rule == "r-crash" else 1.0  # a busy machine is no hang
+    report = review.review(
+        f"{path}:f", device="cpu", dtypes=("float32",), only=small, limit_s=limit_s
+    )
     assert report.rules() == {rule}
     assert "could not be fitted" in report.text()
 
