@@ -6,9 +6,9 @@ With x_hat = x * rstd and dyw = dy * w:
     dw = sum over rows of dy * x_hat                   a reduction over all rows
 
 Both need the same x and dy, so one kernel reads them once and makes both gradients. dw has no
-atomics (decision D3): a program adds up its own rows in its own fp32
-accumulator and writes that once; a second, small kernel adds the accumulators up in a fixed order.
-The same input gives the same bits on every run.
+atomics (decision D3): a program adds up its own rows in its own fp32 accumulator and writes that
+once; a second, small kernel adds the accumulators up in a fixed order. The same input gives the
+same bits on every run.
 """
 
 import functools

@@ -190,8 +190,9 @@ def bound_dw(dy: Tensor, x: Tensor, w: Tensor, eps: float = 1e-6) -> Tensor:
     M times, each by at most U times a partial sum, which sum|dy*x_hat| bounds. Roundings of a
     long sum point either way, so they add like a random walk: sqrt(M), not M. That is 3 sigma
     when all terms agree in sign (rounding is uniform, and partial sums have a third of the last
-    one's mean square), far more when they do not. Equal rows drift in step, one U per row of a
-    chunk: covered up to sqrt(M) rows in a chunk (4096 rows on 132 programs: 32), not far above.
+    one's mean square), far more when they do not. Equal rows drift in step, one U per row that a
+    program adds in series: covered up to sqrt(M) of them (4096 rows in 132 programs: 32), not far
+    above.
     Half an ulp of w's dtype on top. Arguments and errors as `truth_backward`.
     """
     N = w.numel()

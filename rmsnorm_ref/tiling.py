@@ -44,8 +44,8 @@ FEW_ROWS_MAX = 1024
 FEW_NARROW_ROWS_MAX = 512  # the same for narrow rows
 # Narrower rows share tiles in which the compiler lays the columns out by the number of rows.
 FEW_ROWS_MIN_BLOCK = 64
-# Up to so many rows, or one row for so many columns, every program holds the least it can, and dw
-# is added up 8 rows a step: 1 x 2048 takes 1.6 us against 2.0, 16 x 2048 2.3 against 2.9. At
+# Up to so many rows, or one row for so many columns, a dx program holds the fewest rows it can, and
+# dw is added up 8 rows a step: 1 x 2048 takes 1.6 us against 2.0, 16 x 2048 2.3 against 2.9. At
 # 512 x 2048 it would be 10.9 against 4.7.
 VERY_FEW_ROWS = 32
 COLUMNS_PER_VERY_FEW_ROW = 64
@@ -154,11 +154,12 @@ def forward_path(N: int) -> str:
 def dx_rows(M: int, N: int, dtype: torch.dtype, config: Config) -> int:
     """Return how many whole rows a dx program of the few-rows kernel holds.
 
-    As few as keep every SM busy, among the numbers that move no bit: those for which the compiler
-    spreads a row over the threads as it does in the one-tile kernel. There are two such spreads
-    (`tests/test_compile.py` compares them for each config). By whole vectors of 16 bytes, which
-    takes a tile of a vector per thread. Or by the elements of w that a thread gets, where that is
-    less than a vector and loads are pipelined: in the few-rows kernel this takes a tile of one row.
+    The least, twice the least or the whole tile, by how many rows there are: all among the numbers
+    that move no bit, for which the compiler spreads a row over the threads as it does in the
+    one-tile kernel (`tests/test_compile.py` compares them). There are two such spreads. By whole
+    vectors of 16 bytes, which takes a tile of a vector per thread. Or by the elements of w that a
+    thread gets, where that is less than a vector and loads are pipelined: in the few-rows kernel
+    this takes a tile of one row.
     On AMD, where nothing was compared, it is the whole tile of the one-tile kernel.
     """
     block_size, most = backward_tile(N)
@@ -250,7 +251,7 @@ def threads_per_sm(device: torch.device) -> int:
 def n_programs(M: int, N: int, device: torch.device) -> int:
     """Return how many programs share the rows of a backward; they take its tiles in turn.
 
-    The number follows the SM count, and M where rows are few: each program has
+    The number follows the SM count, and M where rows are few: all programs but one have
     `MIN_ROWS_PER_PROGRAM` rows or more, which keeps the [n_programs, N] fp32 buffer, written and
     read, at a third of a 16-bit backward's bytes.
     """

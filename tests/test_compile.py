@@ -233,6 +233,13 @@ def test_few_rows_are_spread_over_threads_as_many_rows_are(tmp_path: Path) -> No
         for config in launchable(CHOSEN_ON, "few_rows_backward", N, dtype)
         for path in ("backward", "few_rows_backward")
     ]
+    jobs += [
+        Job(CHOSEN_ON, path, N, "float16", "bfloat16", config.num_warps, stages, needs_dw=needs_dw)
+        for N in (64, 512, 1024, 2048, 8192)
+        for config in [tuning.shipped("backward", N, torch.float16)]
+        for stages, needs_dw in ((config.num_stages, False), (2, True), (4, True))
+        for path in ("backward", "few_rows_backward")
+    ]
     found = compile_offline(jobs, tmp_path)
     for job, many, few in zip(jobs[::2], found[::2], found[1::2], strict=True):
         assert many[0].spread, job

@@ -25,9 +25,9 @@ if TYPE_CHECKING:
     from rmsnorm_ref.measure.pinned import Choice, Value
 
 # Where alternatives differ, on inputs that an interpreter can take where there is one; (M, N).
-TINY = {"one_row_per_sm": (2, 8200)}
-if DEVICE == "cuda":  # more rows are few
-    TINY |= {"walk": (600, 96)}
+# What differs in the kernel shows where programs are several, and have several tiles each.
+SEVERAL = (2200, 2048) if DEVICE == "cuda" else (40, 2048)
+TINY = {"one_row_per_sm": (2, 8200), "walk": SEVERAL, "dw_sum": SEVERAL}
 USUAL = 12, 96
 KNOBS = [choice.knob for choice in pinned.CHOICES]
 EACH = [
@@ -195,6 +195,11 @@ def test_rows_tell_the_alternative_that_ran() -> None:
     """Path, programs and scratch are those of the alternative, not those of the package."""
     tile, chunks, *_ = alternatives.measure(made_up_session(), by_knob("path"), *USUAL)
     assert (tile.path, chunks.path) == ("forward", "wide_forward")
+    session, (M, N) = made_up_session(), SEVERAL
+    assert tiling.backward_tile(N).rows * 2 * tiling.n_programs(M, N, session.device) <= M
+    added, *atomics = alternatives.measure(session, by_knob("dw_sum"), M, N)
+    assert added.scratch_bytes == 2 * 4 * N * tiling.n_programs(M, N, session.device)
+    assert [row.scratch_bytes for row in atomics] == [2 * 4 * N] * 2
     few, buffer = alternatives.measure(made_up_session(), by_knob("few_rows"), *USUAL)
     assert (few.path, few.n_programs, few.scratch_bytes) == ("few_rows_backward", 0, 0)
     assert buffer.path == "backward"

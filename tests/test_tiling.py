@@ -62,7 +62,7 @@ def test_a_cap_on_registers_is_asked_for_where_it_makes_one_wave() -> None:
 def test_scratch_is_a_third_of_the_data_and_one_row_at_most(
     monkeypatch: pytest.MonkeyPatch, M: int, N: int
 ) -> None:
-    """A program has 4 rows or more, so all scratch but one row is a third of 3*M*N*e."""
+    """All programs but one have 4 rows or more, so their scratch is a third of 3*M*N*e."""
     monkeypatch.setattr(tiling, "sm_count", lambda _: 132)
     n_programs = tiling.n_programs(M, N, CPU)
     both = traffic.backward(M, N, FP16)

@@ -53,7 +53,7 @@ MEANINGS = {
     "DW_ROWS": "rows that a program of dw adds per step",
     "DW_COLS": "columns that a program of dw owns",
     "NUM_STAGES": "steps of the loop in flight, this one included",
-    "EVICTION": "L2 policy of what is streamed; it follows the size of x and changes no bit",
+    "EVICTION": "L2 policy of x and y; it follows the size of x and changes no bit",
 }
 ROLES = {
     "obligatory": "headline",
@@ -113,21 +113,30 @@ SHAPES = {
 }
 
 
-def steps(path: str, x_dtype: torch.dtype, w_dtype: torch.dtype) -> tuple[Step, ...]:
-    """Return the steps of a path at its shape; the shape must lead there."""
+def dtypes(path: str) -> tuple[tuple[torch.dtype, torch.dtype], ...]:
+    """Return two pairs of dtypes of x and w that tell formulas apart; few rows take one size."""
+    if path == "few_rows_backward":
+        return (torch.float16, torch.float16), (torch.float32, torch.float32)
+    return (torch.float16, torch.float32), (torch.float32, torch.float16)
+
+
+def steps(path: str) -> list[tuple[Step, Step]]:
+    """Return the steps of a path at its shape, in either pair of dtypes; they must lead there."""
     M, N = SHAPES[path]
-    if path.endswith("forward"):
-        assert tiling.forward_path(N) == path
-        return traffic.forward(M, N, x_dtype, w_dtype).steps
-    assert tiling.backward_path(M, N, traffic.GPU) == path
-    return traffic.backward(M, N, x_dtype, w_dtype).steps
+    count = traffic.forward if path.endswith("forward") else traffic.backward
+    one, other = (count(M, N, *pair).steps for pair in dtypes(path))
+    assert path in {step.kernel for step in one}
+    return list(zip(one, other, strict=True))
 
 
 def size(one: Step, other: Step, M: int, N: int) -> str:
-    """Write a step's bytes as a formula: `one` is fp16 with an fp32 weight, `other` the reverse."""
+    """Write a step's bytes as a formula, from the step in either pair of `dtypes`."""
     count = {M * N: "M·N", M: "M", N: "N"}[one.n_elements]
     widths = (one.n_bytes // one.n_elements, other.n_bytes // other.n_elements)
-    return {(2, 4): f"{count}·e", (4, 2): f"{count}·e_w", (4, 4): f"4·{count}"}[widths]
+    if widths == (4, 4):
+        return f"4·{count}"
+    assert set(widths) == {2, 4}
+    return f"{count}·e_w" if one.tensor in {"w", "dw"} else f"{count}·e"
 
 
 def times(step: Step, path: str, M: int, N: int) -> str:
@@ -150,11 +159,6 @@ class BytesDirective(SphinxDirective):
         """Return the table."""
         path = self.arguments[0]
         M, N = SHAPES[path]
-        pairs = zip(
-            steps(path, torch.float16, torch.float32),
-            steps(path, torch.float32, torch.float16),
-            strict=True,
-        )
         rows = [
             (
                 f"`{one.kernel}`",
@@ -164,7 +168,7 @@ class BytesDirective(SphinxDirective):
                 times(one, path, M, N),
                 ROLES[one.role],
             )
-            for one, other in pairs
+            for one, other in steps(path)
         ]
         head = ("Kernel", "Tensor", "Access", "Bytes", "Asked for", "Counted as")
         return [table(f"Bytes of the path `{path}`", head, rows, classes=("made", "bytes"))]
@@ -193,7 +197,7 @@ class PathsDirective(SphinxDirective):
 
     def run(self) -> list[nodes.Node]:
         """Return the table."""
-        head = ("Columns N", "Forward", "Backward", "Backward, few rows, N % 8 = 0")
+        head = ("Columns N", "Forward", "Backward", "Backward, few rows")
         return [table("The path of each width", head, ranges())]
 
 

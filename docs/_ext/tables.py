@@ -156,8 +156,9 @@ def losses() -> Table:
 def _loss(race: findings.Race) -> tuple[str, ...]:
     ours = race.ours
     shipped = DASH
-    if ours.path in tuning.SPACES:
-        table = tuning.shipped(ours.path, ours.N, findings.recorded_dtype(ours))
+    path = "backward" if ours.path == "few_rows_backward" else ours.path  # it takes that choice
+    if path in tuning.SPACES:
+        table = tuning.shipped(path, ours.N, findings.recorded_dtype(ours))
         shipped = _config(table.num_warps, table.num_stages)
     config = _config(ours.config.num_warps, ours.config.num_stages) if ours.config else DASH
     what = (cell_name(ours), ours.dtype, ours.pass_, label(race.other.contender))
@@ -177,12 +178,15 @@ def scratch() -> Table:
     wanted = {"kind": "kernel", "contender": "ours", "pass_": BACKWARD, "dtype": "bfloat16"}
     found: dict[tuple[int, int], Row] = {}
     sources: dict[str, None] = {}
-    ranked = choice.ranked(**wanted)  # one line for every launch that any of them recorded
-    for each in [each for each in ranked if not recording.stale(each)] or ranked:
-        for row in recording.select(each.rows, **wanted):
+    ranked = choice.ranked(**wanted)
+    ranked = [each for each in ranked if not recording.stale(each)] or ranked
+    sections = dict.fromkeys(row.section for each in ranked for row in each.rows)
+    having = {section: choice.ranked(section=section, **wanted) for section in sections}
+    for section, (source, *_) in ((section, found) for section, found in having.items() if found):
+        for row in recording.select(source.rows, section=section, **wanted):
             if row.scratch_bytes is not None and (row.M, row.N) not in found:
                 found[row.M, row.N] = row
-                sources[each.id] = None
+                sources[source.id] = None
     alike: dict[tuple[int, str, int], list[Row]] = defaultdict(list)
     for (M, _), row in sorted(found.items()):
         path = (row.path or "").removesuffix("_backward").replace("_", " ")

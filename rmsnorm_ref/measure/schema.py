@@ -154,7 +154,8 @@ class Row:
     path: str | None = field(default=None, metadata=_says("ours: the kernel, named in tiling.py"))
     config: Config | None = field(default=None, metadata=_says("ours: as launched"))
     n_programs: int | None = field(
-        default=None, metadata=_says("ours: tiles (forward), rows of the partial buffer (backward)")
+        default=None,
+        metadata=_says("ours: tiles (forward), rows of the partial buffer (backward; few rows: 0)"),
     )
     n_input_sets: int | None = field(default=None, metadata=_says("inputs that take turns"))
     time_s: Quantiles | None = field(default=None, metadata=_says("of one call"))
