@@ -34,7 +34,7 @@ PATHS = (17, 64, 8192, 12000, 20000, 40000)
 
 FEW = 4
 MANY = next(M for M in range(2, 9999, 2) if tiling.backward_path(M, 2048, _DEVICE) == "backward")
-WIDE_ROWS = 10  # two programs own them, interpreted too
+WIDE_ROWS = 8  # two programs own them, interpreted too
 
 
 def shapes(*widths: int) -> list[tuple[int, int]]:

@@ -228,7 +228,7 @@ def test_few_rows_are_spread_over_threads_as_many_rows_are(tmp_path: Path) -> No
     """
     jobs = [
         Job(CHOSEN_ON, path, N, dtype, dtype, *config)
-        for N in (40, 64, 96, 128, 256, 320, 512, 768, 1024, 1536, 2048, 4096, 8192)
+        for N in (40, 128, 200, 512, 768, 2048, 4096, 8192)  # every BLOCK_SIZE, full or masked
         for dtype in ("bfloat16", "float32")
         for config in launchable(CHOSEN_ON, "few_rows_backward", N, dtype)
         for path in ("backward", "few_rows_backward")

@@ -91,17 +91,18 @@ def cells(pass_: str, section: str = "seed", dtype: str = "bfloat16") -> Table:
     found = findings.races(rows)
     body = []
     flagged: set[str] = set()
-    for ours in recording.select(rows, contender="ours"):
+    for ours in sorted(recording.select(rows, contender="ours"), key=lambda row: (row.N, row.M)):
         best = min(
             (race for race in found if race.ours is ours), key=lambda race: race.ratio, default=None
         )
-        peer = (label(best.other.contender), f"{best.ratio:.2f}") if best else ("", "")
+        peer = ("", "")
+        if best:
+            peer = (label(best.other.contender), f"{best.ratio:.2f}{marks(best.other)}")
         flagged |= {*ours.flags, *(best.other.flags if best else ())}
-        mark = "".join(FLAGS[flag][0] for flag in ours.flags)
         body.append(
             (
                 cell_name(ours),
-                f"{1e6 * seconds(ours):.2f}{mark}",
+                f"{1e6 * seconds(ours):.2f}{marks(ours)}",
                 f"{ours.bandwidth_bytes_per_s / 1e12:.2f}",
                 f"{100 * ours.share_of_ceiling:.0f} %" if ours.ceiling else "",
                 *peer,
@@ -121,7 +122,7 @@ def peers(pass_: str, section: str = "seed", dtype: str = "bfloat16") -> Table:
         (cell_name(race.ours), race.other.contender): race for race in found
     }
     body = []
-    for ours in recording.select(rows, contender="ours"):
+    for ours in sorted(recording.select(rows, contender="ours"), key=lambda row: (row.N, row.M)):
         at = cell_name(ours)
         cells_ = [ratios.get((at, name)) for name in names]
         body.append(
