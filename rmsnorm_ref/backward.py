@@ -36,9 +36,9 @@ def rmsnorm_backward_kernel(
     ROW_ALIGN: tl.constexpr, NUM_STAGES: tl.constexpr,
 ):
     # ---- Locate the rows
-    # The programs take the tiles in turn, so that all of them together read one stretch of memory
-    # that moves on, and none has more than one tile more than another. 64 bits, because M * N
-    # passes 2^31.
+    # The programs take the tiles in turn, so that all of them together read one stretch of x and
+    # one of dy, which move on, and none has more than one tile more than another. 64 bits, because
+    # M * N passes 2^31.
     program = tl.program_id(0).to(tl.int64)
     row_step = tl.num_programs(0).to(tl.int64) * ROWS
     cols = tl.arange(0, BLOCK_SIZE)[None, :]

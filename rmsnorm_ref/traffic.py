@@ -231,6 +231,15 @@ def effective_bandwidth(n_bytes: int, seconds: float) -> float:
     return n_bytes / seconds
 
 
+def buffer_bytes(n_programs: int, N: int) -> int:
+    """Return the bytes of a partial dw buffer, fp32 [n_programs, N], written and read once.
+
+    >>> buffer_bytes(132, 4096)
+    4325376
+    """
+    return 2 * n_programs * N * 4
+
+
 def scratch_share(M: int, N: int, x_dtype: Dtype, n_programs: int) -> float:
     """Divide the partial dw buffer by the backward's obligatory bytes: 8*P / (3*M*e), any N.
 
@@ -243,4 +252,4 @@ def scratch_share(M: int, N: int, x_dtype: Dtype, n_programs: int) -> float:
     steps.require_count("M", M, minimum=1)
     steps.require_count("n_programs", n_programs, minimum=0)
     both = backward(M, N, x_dtype)
-    return 2 * n_programs * N * 4 / both.obligatory_bytes
+    return buffer_bytes(n_programs, N) / both.obligatory_bytes

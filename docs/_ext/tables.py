@@ -16,6 +16,7 @@ from rmsnorm_ref import traffic, tuning
 from rmsnorm_ref.measure import choice, recording, style
 from rmsnorm_ref.measure.choice import picked
 from rmsnorm_ref.measure.schema import BACKWARD, FORWARD
+from rmsnorm_ref.measure.session import searched
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -157,8 +158,7 @@ def losses() -> Table:
 def _loss(race: findings.Race) -> tuple[str, ...]:
     ours = race.ours
     shipped = DASH
-    path = "backward" if ours.path == "few_rows_backward" else ours.path  # it takes that choice
-    if path in tuning.SPACES:
+    if ours.path and (path := searched(ours.path)) in tuning.SPACES:
         table = tuning.shipped(path, ours.N, findings.recorded_dtype(ours))
         shipped = _config(table.num_warps, table.num_stages)
     config = _config(ours.config.num_warps, ours.config.num_stages) if ours.config else DASH
@@ -181,10 +181,10 @@ def scratch() -> Table:
     sources: dict[str, None] = {}
     ranked = choice.ranked(**wanted)
     ranked = [each for each in ranked if not recording.stale(each)] or ranked
-    sections = dict.fromkeys(row.section for each in ranked for row in each.rows)
-    having = {section: choice.ranked(section=section, **wanted) for section in sections}
-    for section, (source, *_) in ((section, found) for section, found in having.items() if found):
-        for row in recording.select(source.rows, section=section, **wanted):
+    launched = [row for each in ranked for row in recording.select(each.rows, **wanted)]
+    for section in dict.fromkeys(row.section for row in launched):
+        rows, source = picked(section=section, **wanted)
+        for row in rows:
             if row.scratch_bytes is not None and (row.M, row.N) not in found:
                 found[row.M, row.N] = row
                 sources[source.id] = None

@@ -15,14 +15,14 @@ import functools
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from rmsnorm_ref import interpreter, table, tiling, tuning
+from rmsnorm_ref import interpreter, table, tiling, traffic, tuning
 
 from . import timing, variants
 from .calls import ceilings, n_loops
 from .cells import BF16, Cell
 from .peers import EPS
 from .schema import FORWARD, OnePass, Row
-from .session import OURS, Session, best, obligatory_bytes
+from .session import OURS, Session, best, obligatory_bytes, searched
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -93,7 +93,7 @@ def trials(
     for one in choice.alternatives:
         sets = {**choice.base, **one.sets}
         with replaced((tiling, sets)):
-            path, configs = _configs(cell, pass_, device, searched=choice.searched)
+            path, configs = _configs(cell, pass_, device, all_configs=choice.searched)
         own = _replaced_in_backward(one, kernels)
         for config in configs:
             chosen = {(path, cell.N, BF16, BF16, device): config}  # so nothing is searched
@@ -122,7 +122,7 @@ def _replaced_in_backward(one: Alternative, kernels: Any) -> dict[str, Any]:
     own: dict[str, Any] = {}
     if one.kernel:
         own["rmsnorm_backward_kernel"] = variants.kernel(one.kernel)
-        if one.kernel.startswith("atomics"):
+        if one.atomic:
             reduction = variants.build_copy
             build = kernels._build  # noqa: SLF001
             own["_BUILD"] = {"backward": variants.build_on_zeros(build)}
@@ -130,13 +130,13 @@ def _replaced_in_backward(one: Alternative, kernels: Any) -> dict[str, Any]:
 
 
 def _configs(
-    cell: Cell, pass_: OnePass, device: torch.device, *, searched: bool
+    cell: Cell, pass_: OnePass, device: torch.device, *, all_configs: bool
 ) -> tuple[str, list[table.Config]]:
     """Return the key of `tuning.SPACES` that a pass takes, and configs of it."""
     _, M, N, dtype, _ = cell
     path = tiling.forward_path(N) if pass_ == FORWARD else tiling.backward_path(M, N, device)
-    path = "backward" if path == "few_rows_backward" else path  # it takes the choice for many rows
-    if not searched:
+    path = searched(path)
+    if not all_configs:
         return path, [tuning.shipped(path, N, dtype)]
     known = table.SHIPPED[path].get(tuning.SPACES[path].tile_elements(N))
     stages = (known.num_stages,) if known else tuning.STAGES
@@ -189,7 +189,8 @@ def _time(
                     kind="ablation", n_input_sets=len(inputs), ceiling=ceiling, flags=flags,
                     detail={"knob": choice.knob, "value": alternative.value},
                 )  # fmt: skip
-            if (alternative.kernel or "").startswith("atomics"):  # one row of sums
-                row = dataclasses.replace(row, n_programs=1, scratch_bytes=2 * 4 * cell.N)
+            if alternative.atomic:
+                scratch_bytes = traffic.buffer_bytes(1, cell.N)
+                row = dataclasses.replace(row, n_programs=1, scratch_bytes=scratch_bytes)
             rows.append(row)
     return rows

@@ -146,7 +146,7 @@ def ablation(session: Session, cell: Cell) -> list[Row]:
                 path="backward",
                 config=Config(variant.config.num_warps, variant.config.num_stages),
                 n_programs=variant.n_programs,
-                scratch_bytes=2 * variant.n_programs * N * 4,  # fp32, written and read
+                scratch_bytes=traffic.buffer_bytes(variant.n_programs, N),
                 n_input_sets=len(inputs),
                 ceiling=ceiling,
                 detail={"knob": variant.knob, "value": variant.value},

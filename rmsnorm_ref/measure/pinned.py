@@ -34,6 +34,11 @@ class Alternative(NamedTuple):
     torch_sum: bool = False  # adds the partial rows up, in place of reduce_dw_kernel
     kernel: variants.Name | None = None  # stands for the one-tile backward
 
+    @property
+    def atomic(self) -> bool:
+        """Tell whether programs add to one row of sums, in place of a buffer of several."""
+        return (self.kernel or "").startswith("atomics")
+
 
 class Choice(NamedTuple):
     """Hold one pinned choice, where it is measured, and what the package takes there."""

@@ -168,24 +168,28 @@ class Session:
         """Return path, config, programs and scratch of our kernels on a cell, once they ran."""
         M, N, dtype = cell.M, cell.N, cell.dtype
         if pass_ == FORWARD:
-            path = searched = tiling.forward_path(N)
+            path = tiling.forward_path(N)
             rows = tiling.forward_tile(N).rows if N <= tiling.ONE_TILE_MAX else 1
             n_programs, scratch = -(-M // rows), 0
         elif pass_ == BACKWARD:
             path = tiling.backward_path(M, N, self.device)
             few = path == "few_rows_backward"
-            searched = "backward" if few else path  # it takes the choice for many rows
             n_programs = 0 if few else tiling.n_programs(M, N, self.device)
             scratch = traffic.backward(M, N, dtype, device=self.device).scratch_bytes(n_programs)
         else:
             return {}
-        config = tuning.chosen().get((searched, N, dtype, dtype, self.device))
+        config = tuning.chosen().get((searched(path), N, dtype, dtype, self.device))
         return {
             "path": path,
             "config": config and Config(config.num_warps, config.num_stages),
             "n_programs": n_programs,
             "scratch_bytes": scratch,
         }
+
+
+def searched(path: str) -> str:
+    """Return the key of `tuning.SPACES` that a path takes: few rows, the choice for many."""
+    return "backward" if path == "few_rows_backward" else path
 
 
 def obligatory_bytes(pass_: Pass, cell: Cell) -> int | None:

@@ -65,7 +65,7 @@ def kernel(name: Name) -> Any:
             raise ValueError(f"rmsnorm_backward_kernel has {old!r} {text.count(old)} times, not 1")
         text = text.replace(old, new)
     # Triton reads a kernel's source from its file, whenever that is compiled.
-    file = Path(tempfile.mkdtemp(prefix="rmsnorm_ref_")) / f"{name}_kernel.py"
+    file = Path(_folder().name) / f"{name}_kernel.py"
     file.write_text(f"import triton\nimport triton.language as tl\n\n\n{text}")
     spec = importlib.util.spec_from_file_location(file.stem, file)
     assert spec is not None
@@ -75,6 +75,11 @@ def kernel(name: Name) -> Any:
     return getattr(module, f"{name}_kernel")
 
 
+@functools.cache
+def _folder() -> tempfile.TemporaryDirectory[str]:
+    return tempfile.TemporaryDirectory(prefix="rmsnorm_ref_")  # until the process ends
+
+
 def build_on_zeros(build: Callable[..., Callable[..., None]]) -> Callable[..., Any]:
     """Return a builder whose launch first sets the row that atomics add to to zero."""
 
@@ -82,10 +87,10 @@ def build_on_zeros(build: Callable[..., Callable[..., None]]) -> Callable[..., A
     def building(*args: Any) -> Callable[..., None]:
         launch = build(*args)
 
-        def launch_on_zeros(*tensors_and_numbers: Any) -> None:
-            partial_dw: torch.Tensor = tensors_and_numbers[-2]
+        def launch_on_zeros(*arguments: Any) -> None:
+            *_, partial_dw, _ = arguments
             partial_dw[0].zero_()
-            launch(*tensors_and_numbers)
+            launch(*arguments)
 
         return launch_on_zeros
 
