@@ -61,10 +61,10 @@ def partial_rows(n_programs: int) -> torch.Tensor:
     partial_dw, dw = torch.empty(n_programs, N, device=device), torch.empty(N, device=device)
     tile, align = tiling.backward_tile(N), tiling.row_align(N, x.dtype)
     rmsnorm_backward_kernel[n_programs,](
-        dy, x, None, rstd, None, partial_dw, N, N, M, N, *tile, align, 1
+        dy, x, None, rstd, None, partial_dw, N, N, M, N, *tile, align, 1, OVERLAP=False
     )  # fmt: skip
-    cols = tiling.reduce_cols(device)
-    reduce_dw_kernel[-(-N // cols),](partial_dw, dw, n_programs, N, tiling.REDUCE_ROWS, cols)
+    rows, cols = tiling.reduce_rows(N, device), tiling.reduce_cols(N, device)
+    reduce_dw_kernel[-(-N // cols),](partial_dw, dw, n_programs, N, rows, cols, OVERLAP=False)
     return dw
 
 

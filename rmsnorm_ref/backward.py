@@ -33,8 +33,11 @@ def rmsnorm_backward_kernel(
     # A tile is ROWS whole rows of BLOCK_SIZE = next_power_of_2(N) lanes.
     N: tl.constexpr, BLOCK_SIZE: tl.constexpr, ROWS: tl.constexpr,
     # ROW_ALIGN divides N and both strides; NUM_STAGES tiles are in flight, this one included.
-    ROW_ALIGN: tl.constexpr, NUM_STAGES: tl.constexpr,
+    ROW_ALIGN: tl.constexpr, NUM_STAGES: tl.constexpr, OVERLAP: tl.constexpr,
 ):
+    # The reduction may be put in place at once: it waits for the end of all programs.
+    if OVERLAP:
+        tl.extra.cuda.gdc_launch_dependents()
     # ---- Locate the rows
     # The programs take the tiles in turn, so that all of them together read one stretch of x and
     # one of dy, which move on, and none has more than one tile more than another. 64 bits, because
@@ -48,8 +51,7 @@ def rmsnorm_backward_kernel(
         w = tl.load(w_ptr + cols, mask=col_mask, other=0.0).to(tl.float32)
     # The private accumulator, fp32 whatever the storage: no other program can write to it.
     dw = tl.zeros([ROWS, BLOCK_SIZE], dtype=tl.float32)
-    # A plain range would ignore num_stages: only tl.range keeps the loads of the next tiles in
-    # flight while this one is reduced.
+    # A plain range would ignore num_stages, and not have the loads of the next tiles in flight.
     for row in tl.range(program * ROWS, M, row_step, num_stages=NUM_STAGES):
         rows = row + tl.arange(0, ROWS)[:, None]
         row_mask = rows < M
@@ -88,12 +90,15 @@ def reduce_dw_kernel(
     # partial_dw [n_programs, N] in fp32; dw [N] in the dtype of w.
     partial_dw_ptr, dw_ptr, n_programs: tl.int64,
     # A step adds ROWS partial rows; a program owns COLS columns.
-    N: tl.constexpr, ROWS: tl.constexpr, COLS: tl.constexpr,
+    N: tl.constexpr, ROWS: tl.constexpr, COLS: tl.constexpr, OVERLAP: tl.constexpr,
 ):
     # ---- Locate the columns
     # Few to a program, so that many programs share a short job.
     cols = tl.program_id(0) * COLS + tl.arange(0, COLS)[None, :]
     col_mask = cols < N
+    # It may be in place early: nothing is read or written before the other kernel has ended.
+    if OVERLAP:
+        tl.extra.cuda.gdc_wait()
     # ---- Load
     # 4 * n_programs * N bytes, mostly still in L2 from the kernel that wrote them.
     # The order of the additions is fixed by ROWS and n_programs: no atomics, the same bits.
@@ -154,14 +159,16 @@ def launch_backward(
     launch = tuning.prepared(path, _BUILD[path], x, w, _trial, needs_dx, needs_dw)
     launch(dy, dy_row_stride, x, x_row_stride, w, rstd, dx, partial_dw, n_programs)
     if needs_dw:
-        _build_reduction(N, w.dtype, x.device)(partial_dw, dw)
+        early = path == "backward" and tiling.reduces_early(n_programs, x.device)
+        _build_reduction(N, w.dtype, x.device, early)(partial_dw, dw)
     return dx, dw
 
 
 def _build(N: int, dtype: torch.dtype, device: torch.device, config: Config, *_needs: bool):
     """Fix all that does not change between calls of one width; return the launch."""
     tile = tiling.backward_tile(N)
-    constants = (N, *tile, tiling.row_align(N, dtype), config.num_stages)
+    row_align, overlap = tiling.row_align(N, dtype), tiling.overlaps(device)
+    constants = (N, *tile, row_align, config.num_stages, overlap)
     kernel = Launch(rmsnorm_backward_kernel, constants, config, device)
 
     def launch(dy, dy_stride, x, x_stride, w, rstd, dx, partial_dw, n_programs) -> None:
@@ -172,12 +179,16 @@ def _build(N: int, dtype: torch.dtype, device: torch.device, config: Config, *_n
 
 
 @functools.lru_cache(maxsize=1024)
-def _build_reduction(N: int, dtype: torch.dtype, device: torch.device):
-    """Fix all that does not change between reductions of one width; return the launch."""
+def _build_reduction(N: int, dtype: torch.dtype, device: torch.device, early: bool):
+    """Fix all that does not change between reductions of one width; return the launch.
+
+    `early`: launched while the kernel before it runs, which is the one-tile kernel.
+    """
     del dtype  # of dw: the cache keeps one compiled kernel per dtype
-    cols = tiling.reduce_cols(device)
-    constants = (N, tiling.REDUCE_ROWS, cols)
-    kernel = Launch(reduce_dw_kernel, constants, table.REDUCE, device)
+    cols = tiling.reduce_cols(N, device)
+    constants = (N, tiling.reduce_rows(N, device), cols, early)
+    options = {"launch_pdl": True} if early else {}
+    kernel = Launch(reduce_dw_kernel, constants, table.REDUCE, device, **options)
     grid = (-(-N // cols), 1, 1)
 
     def launch(partial_dw, dw) -> None:

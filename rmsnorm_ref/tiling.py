@@ -33,25 +33,35 @@ LARGE_TILE_ALL_THE_SAME = (128, 256)  # values of BLOCK_SIZE
 
 MIN_ROWS_PER_PROGRAM = 4  # else the fp32 partial buffer outgrows a third of the data
 
-REDUCE_ROWS = 128  # partial rows that the dw reduction adds per step
+REDUCE_TILE = 2048  # elements that a program of the dw reduction adds per step
+# Wider rows have twice the columns in such a program. Those programs wait beside the first kernel,
+# and are then not too many: 2048 x 8192 takes 30.1 us against 31.7.
+REDUCE_NARROW_MAX = 4096
 
 ROW_MEAN_CHUNK = 8192
 COLUMN_BLOCK = 4096
 
-# At most so many rows get dw and dx in one launch: 16 x 2048 takes 2.2 us against 4.8, 512 x 8192
-# 10.4 against 12.0, 1024 x 8192 17.7 against 18.5; at 2048 x 2048 it would be 12.3 against 11.2.
+# At most so many rows get dw and dx in one launch: 16 x 2048 takes 2.2 us against 4.4, 1024 x 2048
+# 7.0 against 8.2; at 2048 x 2048 it would be 12.3 against 10.5. Of longer rows fewer are few:
+# 512 x 8192 takes 10.3 us against 12.0; 1024 x 4096 would be 11.3 against 10.9.
 FEW_ROWS_MAX = 1024
-FEW_NARROW_ROWS_MAX = 512  # the same for narrow rows
+FEW_LONG_ROWS_MAX = 512
+SHORT_ROW_MAX = 2048  # columns
 # Narrower rows share tiles in which the compiler lays the columns out by the number of rows.
 FEW_ROWS_MIN_BLOCK = 64
-# Up to so many rows, or one row for so many columns, a dx program holds the fewest rows it can, and
-# dw is added up 8 rows a step: 1 x 2048 takes 1.6 us against 2.0, 16 x 2048 2.3 against 2.9. At
-# 512 x 2048 it would be 10.9 against 4.7.
+# x and w of different sizes pull the two kernels to different layouts up to here.
+FEW_ROWS_MIXED_MIN = 4097
+ONE_DX_ROW_MAX = 128  # rows; of more, a dx program takes two: 512 x 4096, 6.6 us against 7.0
+# Up to so many rows, or one row for so many columns, dw is added up 8 rows a step: 1 x 2048 takes
+# 1.6 us against 2.0, 16 x 2048 2.3 against 2.9. At 512 x 2048 it would be 10.9 against 4.7.
 VERY_FEW_ROWS = 32
 COLUMNS_PER_VERY_FEW_ROW = 64
 VERY_FEW_DW_ROWS = 8
-SMALL_DX_TILE_MAX = 256  # most rows that get twice the least
 DW_ELEMENTS_PER_THREAD = 4  # in more rows than those: a step is short, and its loads are many
+# Narrow rows have few columns, so few dw programs: each keeps the loads of several steps in flight.
+# 512 x 512 takes 3.3 us against 6.0, 1024 x 1024 5.2 against 6.4.
+NARROW_DW_ROWS = 64
+NARROW_DW_STAGES = 5
 
 # What `one_wave` caps the forward's registers at, per thread.
 CAPPED_REGISTERS = 32
@@ -132,13 +142,41 @@ def backward_chunk(N: int) -> int:
     return 16384 if N <= 16384 else 8192
 
 
-def reduce_cols(device: torch.device) -> int:
+def reduce_cols(N: int, device: torch.device) -> int:
     """Return how many columns of the partial buffer one program adds up.
 
-    16 on a GPU, so that N / 16 programs share a short job. The interpreter pays per program and not
-    per element, so there it is 4096.
+    16 or 32 on a GPU, so that many programs share a short job. The interpreter pays per program and
+    not per element, so there it is 4096.
     """
-    return 16 if device.type == "cuda" else 4096
+    if device.type != "cuda":
+        return 4096
+    return 16 if N <= REDUCE_NARROW_MAX else 32
+
+
+def reduce_rows(N: int, device: torch.device) -> int:
+    """Return how many rows of the partial buffer one program adds up per step."""
+    return REDUCE_TILE // reduce_cols(N, device) if device.type == "cuda" else 128
+
+
+@functools.lru_cache(maxsize=64)
+def overlaps(device: torch.device) -> bool:
+    """Tell whether a kernel can be put in place while the one that it depends on still runs.
+
+    Programmatic dependent launch, from compute capability 9.0 on. It changes no bit.
+    """
+    if device.type != "cuda" or torch.version.hip:
+        return False
+    return torch.cuda.get_device_capability(device) >= (9, 0)
+
+
+def reduces_early(n_programs: int, device: torch.device) -> bool:
+    """Tell whether the dw reduction is put in place while `n_programs` programs still run.
+
+    Its start is then hidden: 2048 x 2048 takes 10.5 us against 11.2. Only where every SM has as
+    many programs as the next. On idle ones the waiting programs would gather, and then do all the
+    work there: 512 x 2048 would take 7.2 us against 6.4.
+    """
+    return overlaps(device) and n_programs % sm_count(device) == 0
 
 
 def eviction(x: torch.Tensor) -> str:
@@ -154,12 +192,11 @@ def forward_path(N: int) -> str:
 def dx_rows(M: int, N: int, dtype: torch.dtype, config: Config) -> int:
     """Return how many whole rows a dx program of the few-rows kernel holds.
 
-    The least, twice the least or the whole tile, by how many rows there are: all among the numbers
-    that move no bit, for which the compiler spreads a row over the threads as it does in the
-    one-tile kernel (`tests/test_compile.py` compares them). There are two such spreads. By whole
-    vectors of 16 bytes, which takes a tile of a vector per thread. Or by the elements of w that a
-    thread gets, where that is less than a vector and loads are pipelined: in the few-rows kernel
-    this takes a tile of one row.
+    One or two, or the fewest that move no bit: for which the compiler spreads a row over the
+    threads as it does in the one-tile kernel (`tests/test_compile.py` compares them). There are two
+    such spreads. By whole vectors of 16 bytes, which takes a tile of a vector per thread. Or by the
+    elements of w that a thread gets, where that is less than a vector and loads are pipelined: in
+    the few-rows kernel this takes a tile of one row.
     On AMD, where nothing was compared, it is the whole tile of the one-tile kernel.
     """
     block_size, most = backward_tile(N)
@@ -168,10 +205,8 @@ def dx_rows(M: int, N: int, dtype: torch.dtype, config: Config) -> int:
     threads, vector = 32 * config.num_warps, 16 // dtype.itemsize
     if config.num_stages > 1 and threads <= block_size < threads * vector:
         return 1
-    least = max(1, threads * vector // block_size)
-    if M <= very_few_rows(N):
-        return min(least, most)
-    return min(2 * least, most) if M <= SMALL_DX_TILE_MAX else most
+    least = threads * vector // block_size
+    return min(max(least, 1 if M <= ONE_DX_ROW_MAX else 2), most)
 
 
 def dw_rows(M: int, N: int, num_warps: int, device: torch.device) -> int:
@@ -180,7 +215,14 @@ def dw_rows(M: int, N: int, num_warps: int, device: torch.device) -> int:
         return INTERPRETED_FEW_ROWS_MAX // 2  # so that it takes several steps
     if M <= very_few_rows(N):
         return VERY_FEW_DW_ROWS
+    if dw_stages(M, N) > 1:
+        return NARROW_DW_ROWS
     return DW_ELEMENTS_PER_THREAD * 32 * num_warps // dw_cols(M, N, device)
+
+
+def dw_stages(M: int, N: int) -> int:
+    """Return how many of those steps a dw program keeps in flight."""
+    return NARROW_DW_STAGES if shares_sm(N) and very_few_rows(N) < M else 1
 
 
 def dw_cols(M: int, N: int, device: torch.device) -> int:
@@ -189,10 +231,10 @@ def dw_cols(M: int, N: int, device: torch.device) -> int:
     Interpreted, it is as many as in the reduction (see `reduce_cols`).
     """
     if device.type != "cuda":
-        return reduce_cols(device)
+        return reduce_cols(N, device)
     # 16 numbers of 16 bits are one sector of 32 bytes: the least that is read without waste. So
     # short rows have programs enough.
-    return 16 if very_few_rows(N) < M and N <= 2048 else 32
+    return 16 if very_few_rows(N) < M and N <= SHORT_ROW_MAX else 32
 
 
 def very_few_rows(N: int) -> int:
@@ -205,13 +247,15 @@ def backward_path(M: int, N: int, device: torch.device, *, same_size: bool = Tru
 
     The choice follows M, and moves no bit of dx: the few-rows kernel spreads a row over the threads
     as the one-tile kernel does. Where N is a multiple of 8 both load it by the same vectors (at
-    N = 513 in fp32 they do not, and the last bit moved), and where x and w are of one size w does
-    not pull the one kernel to another spread. dw depends on M anyway, as its sum does.
+    N = 513 in fp32 they do not, and the last bit moved), and where x and w are of one size, or a
+    row is long, w does not pull the one kernel to another spread. dw depends on M anyway, as its
+    sum does.
     """
     if N <= ONE_TILE_MAX:
-        most = FEW_ROWS_MAX if N > NARROW_MAX else FEW_NARROW_ROWS_MAX
+        most = FEW_ROWS_MAX if N <= SHORT_ROW_MAX else FEW_LONG_ROWS_MAX
         most = most if device.type == "cuda" else INTERPRETED_FEW_ROWS_MAX
-        fits = same_size and N % 8 == 0 and next_power_of_2(N) >= FEW_ROWS_MIN_BLOCK
+        fits = N % 8 == 0 and next_power_of_2(N) >= FEW_ROWS_MIN_BLOCK
+        fits &= same_size or N >= FEW_ROWS_MIXED_MIN
         return "few_rows_backward" if M <= most and fits else "backward"
     return "wide_backward" if N <= CHUNKED_BACKWARD_MAX else "column_backward"
 
@@ -249,13 +293,18 @@ def threads_per_sm(device: torch.device) -> int:
 
 
 def n_programs(M: int, N: int, device: torch.device) -> int:
-    """Return how many programs share the rows of a backward; they take its tiles in turn.
+    """Return how many programs share the rows of a backward; they take its tiles in turn."""
+    return n_programs_on(sm_count(device), M, N)
+
+
+def n_programs_on(n_sm: int, M: int, N: int) -> int:
+    """Return the same for a device of `n_sm` streaming multiprocessors.
 
     The number follows the SM count, and M where rows are few: all programs but one have
     `MIN_ROWS_PER_PROGRAM` rows or more, which keeps the [n_programs, N] fp32 buffer, written and
     read, at a third of a 16-bit backward's bytes.
     """
-    rows, most = 1, sm_count(device)
+    rows, most = 1, n_sm
     if N <= ONE_TILE_MAX:
         rows = backward_tile(N).rows
         most *= 2 if shares_sm(N) else 1

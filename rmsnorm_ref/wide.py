@@ -174,7 +174,9 @@ def column_backward_kernel(
     if dx_ptr is not None:
         w = tl.load(w_ptr + cols, mask=mask, other=0.0).to(tl.float32)
     dw = tl.zeros([COLS], dtype=tl.float32)
-    for row in tl.range(program, M, tl.num_programs(1), num_stages=NUM_STAGES):
+    for step in tl.range(program, M, tl.num_programs(1), num_stages=NUM_STAGES):
+        # From the last row back: L2 still has some of what row_mean_kernel read last.
+        row = M - 1 - step
         # ---- Load
         # 2 * M * N * e bytes, from HBM for the second time in this backward: what wide rows cost.
         # 4 * M bytes of rstd, as many of mean, per block of columns. Masked lanes add 0 to dw.

@@ -81,11 +81,14 @@ def use_target(name: str) -> None:
     import triton
     from triton.backends.compiler import GPUTarget
 
+    from rmsnorm_ref import tiling
+
     if name.startswith("sm_"):
         target = GPUTarget("cuda", int(name.removeprefix("sm_")), 32)
     else:
         target = GPUTarget("hip", name, 64)
     torch.version.hip = None if target.backend == "cuda" else "offline"  # what tiling.py looks at
+    tiling.overlaps = lambda _: target.backend == "cuda" and target.arch >= 90
     triton.runtime.driver.set_active(OfflineDriver(target))
 
 
@@ -109,10 +112,15 @@ def pretend_gpu() -> list[int]:
     from rmsnorm_ref import tiling
 
     meant, gpu = [FEW], torch.device("cuda")
-    reduce_cols, one_row_per_sm = tiling.reduce_cols, tiling.one_row_per_sm
-    dx_rows, dw_rows, dw_cols = tiling.dx_rows, tiling.dw_rows, tiling.dw_cols
-    tiling.reduce_cols = lambda _: reduce_cols(gpu)
+    reduce_cols, reduce_rows = tiling.reduce_cols, tiling.reduce_rows
+    one_row_per_sm = tiling.one_row_per_sm
+    dx_rows, dw_stages = tiling.dx_rows, tiling.dw_stages
+    dw_rows, dw_cols = tiling.dw_rows, tiling.dw_cols
+    tiling.reduces_early = lambda _, device: tiling.overlaps(device)
+    tiling.reduce_cols = lambda N, _: reduce_cols(N, gpu)
+    tiling.reduce_rows = lambda N, _: reduce_rows(N, gpu)
     tiling.dx_rows = lambda _, *args: dx_rows(meant[0], *args)
+    tiling.dw_stages = lambda _, N: dw_stages(meant[0], N)
     tiling.dw_rows = lambda _, N, num_warps, __: dw_rows(meant[0], N, num_warps, gpu)
     tiling.dw_cols = lambda _, N, __: dw_cols(meant[0], N, gpu)
     tiling.one_row_per_sm = lambda N, dtype, _: one_row_per_sm(N, dtype, gpu)

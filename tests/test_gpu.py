@@ -189,6 +189,25 @@ def test_the_cap_on_registers_moves_no_bit(N: int, dtype: torch.dtype, device: s
 
 
 @pytest.mark.usefixtures("fixed")
+@pytest.mark.parametrize("N", [64, 128, 1024, 2048, 8192])
+def test_an_early_reduction_waits_for_all_programs(
+    N: int, monkeypatch: pytest.MonkeyPatch, device: str
+) -> None:
+    """Put in place while the first kernel runs, it reads none of the sums before they are there."""
+    M = 8 * 1024 * 1024 // N + 7
+    gpu = torch.device("cuda", 0)
+    assert tiling.reduces_early(tiling.n_programs(M, N, gpu), gpu)
+    x, w, dy = make(M, N, BF16, device=device)
+    monkeypatch.setattr(tiling, "reduces_early", lambda *_: False)
+    expected = run(x, w, dy)
+    monkeypatch.undo()
+    for _ in range(50):
+        # What a buffer of partial sums holds before it is written, if it is taken from here.
+        torch.full((264, N), float("nan"), dtype=torch.float32, device=device)
+        assert_same_bits(run(x, w, dy), expected)
+
+
+@pytest.mark.usefixtures("fixed")
 @pytest.mark.parametrize("name", ["launch_enter_hook", "launch_exit_hook"])
 def test_a_profiler_hears_of_every_launch(name: str, device: str) -> None:
     """A launch hook of Triton's is called for each kernel, the remembered ones too."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+from typing import Any
 
 import pytest
 import torch
@@ -25,7 +26,7 @@ from paths import (
     run,
 )
 
-from rmsnorm_ref import tiling
+from rmsnorm_ref import launch, tiling, tuning
 from rmsnorm_ref.data import hidden_states
 
 
@@ -86,6 +87,28 @@ def test_every_program_counts_its_rows_once(
     M = 4 * tiling.MIN_ROWS_PER_PROGRAM + 1
     assert tiling.n_programs(M, N, torch.device(device)) >= 4
     check(*make(M, N, torch.float32, device=device))
+
+
+@pytest.mark.parametrize(("N", "M"), [(64, 3), (512, 8), (1024, 5)])
+@pytest.mark.parametrize("stages", [1, 2])
+def test_few_rows_are_right_in_either_order_of_programs(
+    N: int, M: int, stages: int, monkeypatch: pytest.MonkeyPatch, device: str
+) -> None:
+    """Programs of dw take turns with those of dx, or come first; none is left out or doubled."""
+    launched = []
+    really = launch.Launch.__call__
+
+    def spy(self: Any, grid: Any, *args: Any) -> None:
+        launched.append(args[-1])  # how many programs take turns, where rows are few
+        really(self, grid, *args)
+
+    monkeypatch.setattr(launch.Launch, "__call__", spy)
+    monkeypatch.setattr(tiling, "dw_stages", lambda *_: stages)
+    monkeypatch.setattr(tiling, "dw_cols", lambda *_: 32)  # interpreted, too, several programs
+    tuning.set_mode(None)  # forgets what was launched so far
+    check(*make(M, N, torch.float32, device=device))
+    tuning.set_mode(None)
+    assert (launched[-1] == 0) == (stages > 1)
 
 
 @on_every_path
@@ -165,7 +188,7 @@ def test_all_rows_have_the_same_bits_among_few_and_among_many(
     N: int, dtype: torch.dtype, w_dtype: torch.dtype, device: str
 ) -> None:
     """Whatever kernel and tile its batch gets, no row moves by a bit: most of them would not."""
-    sizes = [M for M in (1, 7, 32, 33, 256, 257, 512, 1024) if M < MANY]
+    sizes = [M for M in (1, 7, 32, 33, 128, 129, 256, 512, 513, 1024) if M < MANY]
     x, w, dy = make(MANY + 2, N, dtype, w_dtype, device=device)
     many = run(x, w, dy)
     for M in sizes:

@@ -57,6 +57,32 @@ def test_a_cap_on_registers_is_asked_for_where_it_makes_one_wave() -> None:
     assert not tiling.one_wave(2048, BF16, 4, 4, tiling.threads_per_sm(torch.device("cpu")))
 
 
+def test_a_reduction_starts_early_where_no_sm_is_idle(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As many programs on each SM, and a GPU that can: else it would gather on the idle SMs."""
+    assert not tiling.overlaps(CPU)
+    monkeypatch.setattr(tiling, "sm_count", lambda _: 132)
+    assert not tiling.reduces_early(132, CPU)
+    monkeypatch.setattr(tiling, "overlaps", lambda _: True)
+    early = [n for n in range(1, 265) if tiling.reduces_early(n, traffic.GPU)]
+    assert early == [132, 264]
+
+
+@pytest.mark.parametrize("N", [64, 512, 1000, 1024, 2048, 2056, 4096, 8192])
+def test_few_rows_are_fewer_where_they_are_long(N: int) -> None:
+    """The limit on few rows halves above 2048 columns; up to 1024 the steps of dw are pipelined."""
+    most = 1024 if N <= 2048 else 512
+    paths = [tiling.backward_path(M, N, traffic.GPU) for M in (1, most, most + 1)]
+    assert paths == ["few_rows_backward", "few_rows_backward", "backward"]
+    assert (tiling.dw_stages(most, N) > 1) == (N <= 1024)
+    assert tiling.dw_stages(32, N) == 1
+
+
+def test_sizes_of_x_and_w_may_differ_where_few_rows_are_long() -> None:
+    """Elsewhere w pulls the one kernel to another layout than the other, so there is one kernel."""
+    for N, path in ((4096, "backward"), (4104, "few_rows_backward"), (8192, "few_rows_backward")):
+        assert tiling.backward_path(4, N, traffic.GPU, same_size=False) == path
+
+
 @on_every_width
 @pytest.mark.parametrize("M", [1, 2, 5, 64, 512, 528, 4096])
 def test_scratch_is_a_third_of_the_data_and_one_row_at_most(

@@ -138,7 +138,7 @@ def test_forward_itemised(dtype: torch.dtype, w_dtype: torch.dtype | None) -> No
 @pytest.mark.parametrize(("needs_dx", "needs_dw"), [(True, True), (True, False), (False, True)])
 def test_backward_itemised(w_dtype: torch.dtype | None, needs_dx: bool, needs_dw: bool) -> None:
     """Each tensor appears exactly when a wanted gradient needs it, with its own bytes."""
-    M, N, P, dtype = 960, 1000, 13, torch.bfloat16
+    M, N, P, dtype = 1960, 1000, 13, torch.bfloat16
     e, e_w = dtype.itemsize, (w_dtype or dtype).itemsize
     counted = traffic.backward(M, N, dtype, w_dtype, needs_dx=needs_dx, needs_dw=needs_dw)
     expected = {("x", "read"): M * N * e, ("dy", "read"): M * N * e, ("rstd", "read"): 4 * M}

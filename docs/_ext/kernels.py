@@ -44,6 +44,7 @@ MEANINGS = {
     "eps": "added to the mean square, inside the root",
     "n_programs": "rows of the partial buffer",
     "dw_programs": "how many programs own columns of dw",
+    "pairs": "how many programs of each kind take turns, before the others",
     "BLOCK_SIZE": "lanes of a row's tile: next_power_of_2(N)",
     "ROWS": "rows in a tile, or partial rows added per step",
     "ROW_ALIGN": "a power of two that divides N and every row stride",
@@ -52,6 +53,8 @@ MEANINGS = {
     "COLS": "columns that a program owns",
     "DW_ROWS": "rows that a program of dw adds per step",
     "DW_COLS": "columns that a program of dw owns",
+    "DW_STAGES": "steps of that loop in flight, this one included",
+    "OVERLAP": "whether the second kernel is put in place while the first still runs",
     "NUM_STAGES": "steps of the loop in flight, this one included",
     "EVICTION": "L2 policy of x and y; it follows the size of x and changes no bit",
 }

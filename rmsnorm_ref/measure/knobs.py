@@ -162,7 +162,8 @@ def _backward(
     N, dtype = cell.N, cell.dtype
     kernels = import_module("rmsnorm_ref.backward")
     launch = kernels._build(N, dtype, device, variant.config)  # noqa: SLF001  # as launch_backward
-    reduce_dw = kernels._build_reduction(N, dtype, device)  # noqa: SLF001  # the same
+    early = tiling.reduces_early(variant.n_programs, device)
+    reduce_dw = kernels._build_reduction(N, dtype, device, early)  # noqa: SLF001  # the same
     partial_dw = torch.empty(variant.n_programs, N, dtype=torch.float32, device=device)
     dw = torch.empty(N, dtype=dtype, device=device)
 

@@ -58,16 +58,22 @@ def _always(value: Any) -> Callable[..., Any]:
 
 
 # The package's own, also while another stands in its place.
-one_wave, very_few_rows = tiling.one_wave, tiling.very_few_rows
+one_wave, very_few_rows, dw_stages = tiling.one_wave, tiling.very_few_rows, tiling.dw_stages
+reduce_cols = tiling.reduce_cols
+ONE_DX_ROW_MAX = tiling.ONE_DX_ROW_MAX
+
+
+N_SM = 132  # of an H200
 
 
 def one_wave_on_h200(N: int) -> range:
     """Return what `tiling.one_wave` says of the shipped config on an H200, bf16."""
-    return one_wave(N, BF16, tuning.shipped("forward", N, BF16).num_warps, 132, 2048)
+    return one_wave(N, BF16, tuning.shipped("forward", N, BF16).num_warps, N_SM, 2048)
 
 
 BOTH: tuple[OnePass, ...] = (FORWARD, BACKWARD)
 BUFFER = {"backward_path": _always("backward")}  # the two kernels, however few the rows
+FEW = {"backward_path": _always("few_rows_backward")}  # the one launch, however many
 LARGE_TILE = {"NARROW_MAX": 0}
 SMALL_TILE = {"NARROW_MAX": tiling.LARGEST_N, "LARGE_TILE_ALL_THE_SAME": ()}
 ELEMENTS = 2**25  # 64 MiB of x
@@ -81,7 +87,7 @@ CHOICES = (
     ),
     Choice(
         "few_rows", "dw without a buffer, or with one", (BACKWARD,),
-        ((16, 2048), (512, 8192), (1024, 8192), (2048, 2048)),
+        ((16, 2048), (1024, 2048), (2048, 2048), (512, 8192), (1024, 8192)),
         (Alternative("one launch", {"backward_path": _always("few_rows_backward")}),
          Alternative("buffer", BUFFER)),
         lambda M, N: "buffer" if tiling.backward_path(M, N, traffic.GPU) == "backward"
@@ -117,12 +123,24 @@ CHOICES = (
         searched=True,
     ),
     Choice(
-        "few_rows_tiles", "as little as a program can hold, where rows are very few, or full tiles",
+        "few_rows_tiles", "dw of few rows added up 8 at a time, or as many as fill the threads",
         (BACKWARD,), ((1, 2048), (16, 2048), (64, 8192), (512, 2048)),
         (Alternative("least", {"very_few_rows": _always(2**40)}),
-         Alternative("full", {"very_few_rows": _always(0), "SMALL_DX_TILE_MAX": 0})),
-        lambda M, N: "least" if M <= very_few_rows(N) else "full",
-        base={"backward_path": _always("few_rows_backward")},
+         Alternative("full", {"very_few_rows": _always(0)})),
+        lambda M, N: "least" if M <= very_few_rows(N) else "full", base=FEW,
+    ),
+    Choice(
+        "dw_stages", "steps of dw that few narrow rows keep in flight", (BACKWARD,),
+        ((512, 512), (1024, 1024), (1024, 2048)),
+        tuple(Alternative(stages, {"dw_stages": _always(stages)})
+              for stages in (1, tiling.NARROW_DW_STAGES)),
+        dw_stages, base=FEW,
+    ),
+    Choice(
+        "dx_rows", "rows of a dx program, where a row has the same bits with one and with two",
+        (BACKWARD,), ((128, 4096), (512, 4096)),
+        tuple(Alternative(rows, {"ONE_DX_ROW_MAX": (2 - rows) * 2**40}) for rows in (1, 2)),
+        lambda M, _: 1 if M <= ONE_DX_ROW_MAX else 2, base=FEW,
     ),
     Choice(
         "rstd", "one fp32 number per row, written for a backward", (FORWARD,),
@@ -137,9 +155,16 @@ CHOICES = (
     ),
     Choice(
         "reduce_cols", "columns that one program of that kernel adds up", (BACKWARD,),
-        ((512, 2048), (4096, 8192)),
+        ((2048, 2048), (2048, 8192)),
         tuple(Alternative(cols, {"reduce_cols": _always(cols)}) for cols in (16, 32, 64)),
-        lambda *_: tiling.reduce_cols(traffic.GPU), base=BUFFER,
+        lambda _, N: reduce_cols(N, traffic.GPU), base=BUFFER,
+    ),
+    Choice(
+        "reduction_start", "that kernel put in place while the first still runs, or after it",
+        (BACKWARD,), ((512, 2048), (2048, 2048), (4096, 8192)),
+        (Alternative("early", {"reduces_early": _always(value=True)}),
+         Alternative("after", {"reduces_early": _always(value=False)})),
+        lambda M, N: "after" if tiling.n_programs_on(N_SM, M, N) % N_SM else "early", base=BUFFER,
     ),
     Choice(
         "walk", "programs that take the tiles in turn, or a chunk of neighbouring rows each",

@@ -58,7 +58,8 @@ Knob = Literal[
     "num_stages", "programs_per_sm",
     # What tiling.py pins, see pinned.py:
     "path", "few_rows", "eviction", "one_row_per_sm", "one_wave", "backward_tile",
-    "few_rows_tiles", "rstd", "reduction", "reduce_cols", "walk", "dw_sum",
+    "few_rows_tiles", "dw_stages", "dx_rows", "rstd", "reduction", "reduce_cols",
+    "reduction_start", "walk", "dw_sum",
 ]  # fmt: skip
 FormerKnob = Literal["dw_tile", "split"]  # of choices that older recordings hold, and no tree has
 _PerTensor = Mapping[str, float | None]
