@@ -74,7 +74,8 @@ def worst(M: int, N: int, dtype: torch.dtype) -> dict[str, float]:
 tuning.set_mode("fixed")  # with a GPU, no search at each of these widths: values are the question
 found = {(M, N, dtype): worst(M, N, dtype) for M, N in SHAPES for dtype in DTYPES}
 tuning.set_mode(None)
-labels = [f"{panels.shape(M, N)}\n{tiling.backward_path(M, N, device)}" for M, N in SHAPES]
+paths = [tiling.backward_path(M, N, device, torch.float16) for M, N in SHAPES]
+labels = [f"{panels.shape(*shape)}\n{path}" for shape, path in zip(SHAPES, paths, strict=True)]
 
 # %%
 # The figure

@@ -145,8 +145,7 @@ def launch_backward(
     if rstd.numel() == 0:
         return dx, torch.zeros_like(w) if needs_dw else None
     dw = torch.empty_like(w) if needs_dw else None
-    same_size = x.itemsize == w.itemsize
-    path = tiling.backward_path(rstd.numel(), N, x.device, same_size=same_size)
+    path = tiling.backward_path(rstd.numel(), N, x.device, x.dtype, w.dtype)
     if path == "few_rows_backward":
         # The warps that the one-tile kernel would have: with them, dx has the same bits.
         launch = tuning.prepared(
@@ -159,7 +158,7 @@ def launch_backward(
     launch = tuning.prepared(path, _BUILD[path], x, w, _trial, needs_dx, needs_dw)
     launch(dy, dy_row_stride, x, x_row_stride, w, rstd, dx, partial_dw, n_programs)
     if needs_dw:
-        early = path == "backward" and tiling.reduces_early(n_programs, x.device)
+        early = path == "backward" and tiling.reduces_early(n_programs, x)
         _build_reduction(N, w.dtype, x.device, early)(partial_dw, dw)
     return dx, dw
 

@@ -90,6 +90,7 @@ def build_backward(
 ):
     """Fix all that does not change between calls of one width; return the launch."""
     block_size, row_align = tiling.next_power_of_2(N), tiling.row_align(N, dtype)
+    warps = config.num_warps
 
     @functools.cache
     def kernel(rows: int, *dw_tile: int) -> Launch:
@@ -99,8 +100,8 @@ def build_backward(
     @functools.lru_cache(maxsize=1024)  # a training run asks for the same few numbers of rows
     def planned(M: int) -> tuple[Launch, tuple[int, int, int], int, int]:
         rows = tiling.dx_rows(M, N, dtype, config)
-        dw_rows = tiling.dw_rows(M, N, config.num_warps, device)
-        dw_cols, dw_stages = tiling.dw_cols(M, N, device), tiling.dw_stages(M, N)
+        dw_rows, dw_cols = tiling.dw_rows(M, N, warps, device), tiling.dw_cols(M, N, device)
+        dw_stages = tiling.dw_stages(M, N, warps)
         dx_programs = -(-M // rows) if needs_dx else 0
         dw_programs = -(-N // dw_cols) if needs_dw else 0
         # In turn, so that neither kind begins late. But dw first where its few programs have long

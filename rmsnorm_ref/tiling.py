@@ -37,30 +37,38 @@ REDUCE_TILE = 2048  # elements that a program of the dw reduction adds per step
 # Wider rows have twice the columns in such a program. Those programs wait beside the first kernel,
 # and are then not too many: 2048 x 8192 takes 30.1 us against 31.7.
 REDUCE_NARROW_MAX = 4096
+EARLY_FP32_BYTES_MAX = 32 * 2**20  # of x, see `reduces_early`
 
 ROW_MEAN_CHUNK = 8192
 COLUMN_BLOCK = 4096
 
 # At most so many rows get dw and dx in one launch: 16 x 2048 takes 2.2 us against 4.4, 1024 x 2048
 # 7.0 against 8.2; at 2048 x 2048 it would be 12.3 against 10.5. Of longer rows fewer are few:
-# 512 x 8192 takes 10.3 us against 12.0; 1024 x 4096 would be 11.3 against 10.9.
+# 768 x 4096 takes 9.0 us against 9.7; 1024 x 4096 would be 11.3 against 10.9.
 FEW_ROWS_MAX = 1024
-FEW_LONG_ROWS_MAX = 512
+FEW_LONG_ROWS_MAX = 896
 SHORT_ROW_MAX = 2048  # columns
+# And at most so many bytes of x, as L2 has to hold x and dy for the second read: fp32 1024 x 8192
+# would take 37.5 us against 30.1.
+FEW_BYTES_MAX = 16 * 2**20
 # Narrower rows share tiles in which the compiler lays the columns out by the number of rows.
 FEW_ROWS_MIN_BLOCK = 64
 # x and w of different sizes pull the two kernels to different layouts up to here.
 FEW_ROWS_MIXED_MIN = 4097
-ONE_DX_ROW_MAX = 128  # rows; of more, a dx program takes two: 512 x 4096, 6.6 us against 7.0
+# Of so many rows a dx program takes one: 128 x 4096, 3.4 us against 3.6. Of up to twice as many,
+# and of narrow ones, it takes two, of more it takes four: 1024 x 2048, 7.0 us against 8.0.
+ONE_DX_ROW_MAX = 128
 # Up to so many rows, or one row for so many columns, dw is added up 8 rows a step: 1 x 2048 takes
 # 1.6 us against 2.0, 16 x 2048 2.3 against 2.9. At 512 x 2048 it would be 10.9 against 4.7.
 VERY_FEW_ROWS = 32
 COLUMNS_PER_VERY_FEW_ROW = 64
 VERY_FEW_DW_ROWS = 8
 DW_ELEMENTS_PER_THREAD = 4  # in more rows than those: a step is short, and its loads are many
-# Narrow rows have few columns, so few dw programs: each keeps the loads of several steps in flight.
-# 512 x 512 takes 3.3 us against 6.0, 1024 x 1024 5.2 against 6.4.
-NARROW_DW_ROWS = 64
+# Narrow rows have few columns, so few dw programs. A step of theirs is a load of 16 bytes of bf16
+# per thread, and several are in flight: 512 x 512 takes 3.3 us against 6.0, 1024 x 1024 5.0 against
+# 6.4. More than 8 warps share what is best for 8, and have less to pipeline.
+NARROW_DW_ROWS_PER_WARP = 16
+NARROW_DW_WARPS_MAX = 8
 NARROW_DW_STAGES = 5
 
 # What `one_wave` caps the forward's registers at, per thread.
@@ -169,14 +177,16 @@ def overlaps(device: torch.device) -> bool:
     return torch.cuda.get_device_capability(device) >= (9, 0)
 
 
-def reduces_early(n_programs: int, device: torch.device) -> bool:
+def reduces_early(n_programs: int, x: torch.Tensor) -> bool:
     """Tell whether the dw reduction is put in place while `n_programs` programs still run.
 
     Its start is then hidden: 2048 x 2048 takes 10.5 us against 11.2. Only where every SM has as
-    many programs as the next. On idle ones the waiting programs would gather, and then do all the
-    work there: 512 x 2048 would take 7.2 us against 6.4.
+    many programs as the next: on idle ones the waiting programs would gather, and then do all the
+    work there (512 x 2048 would take 7.2 us against 6.4). And not in large fp32, which it slows:
+    32768 x 512 would take 54.3 us against 52.8.
     """
-    return overlaps(device) and n_programs % sm_count(device) == 0
+    large = x.itemsize > 2 and x.numel() * x.itemsize > EARLY_FP32_BYTES_MAX
+    return overlaps(x.device) and n_programs % sm_count(x.device) == 0 and not large
 
 
 def eviction(x: torch.Tensor) -> str:
@@ -192,7 +202,7 @@ def forward_path(N: int) -> str:
 def dx_rows(M: int, N: int, dtype: torch.dtype, config: Config) -> int:
     """Return how many whole rows a dx program of the few-rows kernel holds.
 
-    One or two, or the fewest that move no bit: for which the compiler spreads a row over the
+    One, two or four, or the fewest that move no bit: for which the compiler spreads a row over the
     threads as it does in the one-tile kernel (`tests/test_compile.py` compares them). There are two
     such spreads. By whole vectors of 16 bytes, which takes a tile of a vector per thread. Or by the
     elements of w that a thread gets, where that is less than a vector and loads are pipelined: in
@@ -206,7 +216,10 @@ def dx_rows(M: int, N: int, dtype: torch.dtype, config: Config) -> int:
     if config.num_stages > 1 and threads <= block_size < threads * vector:
         return 1
     least = threads * vector // block_size
-    return min(max(least, 1 if M <= ONE_DX_ROW_MAX else 2), most)
+    wanted = 1 if M <= ONE_DX_ROW_MAX else 2
+    if M > 2 * ONE_DX_ROW_MAX and N > NARROW_MAX:
+        wanted = 4
+    return min(max(least, wanted), most)
 
 
 def dw_rows(M: int, N: int, num_warps: int, device: torch.device) -> int:
@@ -215,14 +228,15 @@ def dw_rows(M: int, N: int, num_warps: int, device: torch.device) -> int:
         return INTERPRETED_FEW_ROWS_MAX // 2  # so that it takes several steps
     if M <= very_few_rows(N):
         return VERY_FEW_DW_ROWS
-    if dw_stages(M, N) > 1:
-        return NARROW_DW_ROWS
+    if N <= NARROW_MAX:
+        return NARROW_DW_ROWS_PER_WARP * min(num_warps, NARROW_DW_WARPS_MAX)
     return DW_ELEMENTS_PER_THREAD * 32 * num_warps // dw_cols(M, N, device)
 
 
-def dw_stages(M: int, N: int) -> int:
+def dw_stages(M: int, N: int, num_warps: int) -> int:
     """Return how many of those steps a dw program keeps in flight."""
-    return NARROW_DW_STAGES if shares_sm(N) and very_few_rows(N) < M else 1
+    pipelined = very_few_rows(N) < M and N <= NARROW_MAX and num_warps <= NARROW_DW_WARPS_MAX
+    return NARROW_DW_STAGES if pipelined and not torch.version.hip else 1
 
 
 def dw_cols(M: int, N: int, device: torch.device) -> int:
@@ -242,8 +256,14 @@ def very_few_rows(N: int) -> int:
     return max(VERY_FEW_ROWS, N // COLUMNS_PER_VERY_FEW_ROW)
 
 
-def backward_path(M: int, N: int, device: torch.device, *, same_size: bool = True) -> str:
-    """Name the backward that serves M rows of N columns; `same_size`: of x and of w, in bytes.
+def backward_path(
+    M: int,
+    N: int,
+    device: torch.device,
+    x_dtype: torch.dtype,
+    w_dtype: torch.dtype | None = None,
+) -> str:
+    """Name the backward that serves M rows of N columns; no dtype of w: that of x.
 
     The choice follows M, and moves no bit of dx: the few-rows kernel spreads a row over the threads
     as the one-tile kernel does. Where N is a multiple of 8 both load it by the same vectors (at
@@ -254,8 +274,10 @@ def backward_path(M: int, N: int, device: torch.device, *, same_size: bool = Tru
     if N <= ONE_TILE_MAX:
         most = FEW_ROWS_MAX if N <= SHORT_ROW_MAX else FEW_LONG_ROWS_MAX
         most = most if device.type == "cuda" else INTERPRETED_FEW_ROWS_MAX
+        same_size = w_dtype is None or x_dtype.itemsize == w_dtype.itemsize
         fits = N % 8 == 0 and next_power_of_2(N) >= FEW_ROWS_MIN_BLOCK
         fits &= same_size or N >= FEW_ROWS_MIXED_MIN
+        fits &= M * N * x_dtype.itemsize <= FEW_BYTES_MAX
         return "few_rows_backward" if M <= most and fits else "backward"
     return "wide_backward" if N <= CHUNKED_BACKWARD_MAX else "column_backward"
 

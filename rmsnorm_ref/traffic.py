@@ -150,8 +150,7 @@ def backward(
     """
     if not (needs_dx or needs_dw):
         raise ValueError("needs_dx and needs_dw are both False: ask for at least one gradient")
-    same_size = w_dtype is None or x_dtype.itemsize == w_dtype.itemsize
-    path = tiling.backward_path(M, N, device, same_size=same_size)
+    path = tiling.backward_path(M, N, device, x_dtype, w_dtype)
     blocks = -(-N // tiling.COLUMN_BLOCK)  # each of column_backward asks for every row's rstd
     kernels: steps.Kernels = ()
     reads = f"x dy rstd*{blocks}" if path == "column_backward" else "x dy rstd"

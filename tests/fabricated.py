@@ -37,7 +37,7 @@ SHARES = {
 PASSES = (FORWARD, BACKWARD)
 PATHS = {
     "forward": tiling.forward_path,
-    "backward": lambda N: tiling.backward_path(4096, N, traffic.GPU),
+    "backward": lambda N: tiling.backward_path(4096, N, traffic.GPU, torch.bfloat16),
 }
 WIDTHS = (64, 128, 512, 2048, 4096, 8192, 16384, 32768, 65536)
 LAUNCH_S, BUS = 2e-6, 4.2e12

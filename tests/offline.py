@@ -116,11 +116,11 @@ def pretend_gpu() -> list[int]:
     one_row_per_sm = tiling.one_row_per_sm
     dx_rows, dw_stages = tiling.dx_rows, tiling.dw_stages
     dw_rows, dw_cols = tiling.dw_rows, tiling.dw_cols
-    tiling.reduces_early = lambda _, device: tiling.overlaps(device)
+    tiling.reduces_early = lambda _, x: tiling.overlaps(x.device)
     tiling.reduce_cols = lambda N, _: reduce_cols(N, gpu)
     tiling.reduce_rows = lambda N, _: reduce_rows(N, gpu)
     tiling.dx_rows = lambda _, *args: dx_rows(meant[0], *args)
-    tiling.dw_stages = lambda _, N: dw_stages(meant[0], N)
+    tiling.dw_stages = lambda _, *args: dw_stages(meant[0], *args)
     tiling.dw_rows = lambda _, N, num_warps, __: dw_rows(meant[0], N, num_warps, gpu)
     tiling.dw_cols = lambda _, N, __: dw_cols(meant[0], N, gpu)
     tiling.one_row_per_sm = lambda N, dtype, _: one_row_per_sm(N, dtype, gpu)

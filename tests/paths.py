@@ -33,7 +33,10 @@ WIDTHS = (1, 3, 17, 64, 200, 513, 769, 1560, 2048, 8192, 12000, 20000, 40000)
 PATHS = (17, 64, 8192, 12000, 20000, 40000)
 
 FEW = 4
-MANY = next(M for M in range(2, 9999, 2) if tiling.backward_path(M, 2048, _DEVICE) == "backward")
+BF16 = torch.bfloat16
+MANY = next(
+    M for M in range(2, 9999, 2) if tiling.backward_path(M, 2048, _DEVICE, BF16) == "backward"
+)
 WIDE_ROWS = 8  # two programs own them, interpreted too
 
 
@@ -42,7 +45,7 @@ def shapes(*widths: int) -> list[tuple[int, int]]:
     found: list[tuple[int, int]] = []
     for N in widths:
         rows = (FEW, MANY) if N <= tiling.ONE_TILE_MAX else (WIDE_ROWS,)
-        found += {tiling.backward_path(M, N, _DEVICE): (N, M) for M in rows}.values()
+        found += {tiling.backward_path(M, N, _DEVICE, BF16): (N, M) for M in rows}.values()
     return found
 
 

@@ -52,7 +52,7 @@ def test_sections_hold_the_cells_they_are_named_for() -> None:
     seed = cells.cells("seed")
     assert len(set(seed)) == len(seed) == 24
     everything = [cell for name in cells.CELL_SECTIONS for cell in cells.cells(name)]
-    paths = {tiling.backward_path(cell.M, cell.N, traffic.GPU) for cell in everything}
+    paths = {tiling.backward_path(cell.M, cell.N, traffic.GPU, cell.dtype) for cell in everything}
     assert paths == {*tuning.SPACES, "few_rows_backward"} - {"forward", "wide_forward"}
     widths = cells.cells("widths")
     assert {64, 65536, 769, 4095} < {cell.N for cell in widths}
@@ -67,7 +67,7 @@ def test_sections_hold_the_cells_they_are_named_for() -> None:
 def test_errors_cover_every_path() -> None:
     """Cells whose error is recorded reach every kernel of both passes."""
     found = cells.error_cells()
-    backward = {tiling.backward_path(cell.M, cell.N, traffic.GPU) for cell in found}
+    backward = {tiling.backward_path(cell.M, cell.N, traffic.GPU, cell.dtype) for cell in found}
     forward = {tiling.forward_path(cell.N) for cell in found}
     assert backward | forward == {*tuning.SPACES, "few_rows_backward"}
 

@@ -62,7 +62,7 @@ def test_ours_says_how_it_ran() -> None:
         forward, backward = kernel_rows.measure(asked, cell)
         device = asked.device
         assert forward.path == tiling.forward_path(N)
-        assert backward.path == tiling.backward_path(M, N, device)
+        assert backward.path == tiling.backward_path(M, N, device, BF16)
         few = backward.path == "few_rows_backward"
         n_programs = 0 if few else tiling.n_programs(M, N, device)
         assert backward.n_programs == n_programs

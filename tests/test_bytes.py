@@ -216,8 +216,7 @@ def test_backward_moves_what_the_model_says(
     needs = {"needs_dx": needs_dx, "needs_dw": needs_dw}
     x, dy = strided(x, 16), strided(dy, 32)
     backward.launch_backward(dy, N + 32, x, N + 16, w, torch.ones(M), **needs)
-    same_size = dtype.itemsize == w_dtype.itemsize
-    if tiling.backward_path(M, N, CPU, same_size=same_size) == "few_rows_backward":
+    if tiling.backward_path(M, N, CPU, dtype, w_dtype) == "few_rows_backward":
         config = tuning.shipped("backward", N, dtype)
         n_programs = -(-M // tiling.dx_rows(M, N, dtype, config))
     else:

@@ -103,7 +103,7 @@ def test_cells_cover_the_sweep_every_kernel_and_real_input(interpreted: bool) ->
         cells = check.cells(full=full, interpreted=interpreted)
         assert len(set(cells)) == len(cells)
         assert {tiling.forward_path(cell.N) for cell in cells} == {"forward", "wide_forward"}
-        assert {tiling.backward_path(cell.M, cell.N, device) for cell in cells} == {
+        assert {tiling.backward_path(cell.M, cell.N, device, cell.dtype) for cell in cells} == {
             "few_rows_backward",
             "backward",
             "wide_backward",

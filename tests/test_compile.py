@@ -56,7 +56,9 @@ N_PROCESSES = 2
 
 def backwards_of(N: int) -> list[str]:
     """Name the backwards that serve rows of N columns, few of them and many."""
-    return sorted({tiling.backward_path(M, N, torch.device("cpu")) for M in (FEW, MANY)})
+    return sorted(
+        {tiling.backward_path(M, N, torch.device("cpu"), torch.bfloat16) for M in (FEW, MANY)}
+    )
 
 
 def paths_of(N: int) -> list[str]:

@@ -96,7 +96,7 @@ def test_model_is_what_traffic_expects_hbm_to_move(M: int, N: int, pass_: str) -
     if pass_ == FORWARD:
         assert both == traffic.forward(M, N, dtype).moved_bytes
         return
-    few = tiling.backward_path(M, N, traffic.GPU) == "few_rows_backward"
+    few = tiling.backward_path(M, N, traffic.GPU, dtype) == "few_rows_backward"
     n_programs = 0 if few else tiling.n_programs(M, N, traffic.GPU)
     fused = traffic.backward(M, N, dtype)
     assert both == fused.moved_bytes + fused.scratch_bytes(n_programs)

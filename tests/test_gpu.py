@@ -196,8 +196,8 @@ def test_an_early_reduction_waits_for_all_programs(
     """Put in place while the first kernel runs, it reads none of the sums before they are there."""
     M = 8 * 1024 * 1024 // N + 7
     gpu = torch.device("cuda", 0)
-    assert tiling.reduces_early(tiling.n_programs(M, N, gpu), gpu)
     x, w, dy = make(M, N, BF16, device=device)
+    assert tiling.reduces_early(tiling.n_programs(M, N, gpu), x)
     monkeypatch.setattr(tiling, "reduces_early", lambda *_: False)
     expected = run(x, w, dy)
     monkeypatch.undo()

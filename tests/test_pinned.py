@@ -103,19 +103,23 @@ def test_every_knob_of_the_schema_is_measured() -> None:
 def decided(M: int, N: int) -> tuple[Any, ...]:
     """Return all that the tiling of a GPU says of a shape."""
     x = torch.empty(M, N, dtype=BF16, device="meta")
-    return (
-        tiling.forward_path(N),
-        tiling.backward_path(M, N, traffic.GPU),
-        tiling.backward_tile(N),
-        tiling.shares_sm(N),
-        tiling.n_programs(M, N, traffic.GPU),
+    path = tiling.backward_path(M, N, traffic.GPU, BF16)
+    few = (
         tiling.dx_rows(M, N, BF16, Config(8, 3)),
         tiling.dw_rows(M, N, 8, traffic.GPU),
         tiling.dw_cols(M, N, traffic.GPU),
-        tiling.dw_stages(M, N),
+        tiling.dw_stages(M, N, 8),
+    )
+    return (
+        tiling.forward_path(N),
+        path,
+        few if path == "few_rows_backward" else None,
+        tiling.backward_tile(N),
+        tiling.shares_sm(N),
+        tiling.n_programs(M, N, traffic.GPU),
         tiling.reduce_rows(N, traffic.GPU),
         tiling.reduce_cols(N, traffic.GPU),
-        tiling.reduces_early(tiling.n_programs(M, N, traffic.GPU), traffic.GPU),
+        tiling.reduces_early(tiling.n_programs(M, N, traffic.GPU), x),
         tiling.one_row_per_sm(N, BF16, traffic.GPU),
         M in tiling.one_wave(N, BF16, -(-N // 512), 132, 2048),
         tiling.eviction(x),

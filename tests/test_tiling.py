@@ -61,26 +61,49 @@ def test_a_reduction_starts_early_where_no_sm_is_idle(monkeypatch: pytest.Monkey
     """As many programs on each SM, and a GPU that can: else it would gather on the idle SMs."""
     assert not tiling.overlaps(CPU)
     monkeypatch.setattr(tiling, "sm_count", lambda _: 132)
-    assert not tiling.reduces_early(132, CPU)
+    x = torch.empty(32 * 2**20 + 1, dtype=BF16, device="meta")
+    assert not tiling.reduces_early(132, torch.empty(4, 4))
     monkeypatch.setattr(tiling, "overlaps", lambda _: True)
-    early = [n for n in range(1, 265) if tiling.reduces_early(n, traffic.GPU)]
-    assert early == [132, 264]
+    assert [n for n in range(1, 265) if tiling.reduces_early(n, x)] == [132, 264]
+    early = [tiling.reduces_early(132, x[: 2**i].float()) for i in range(22, 26)]
+    assert early == [True, True, False, False], "16, 32, 64 and 128 MiB of fp32"
 
 
-@pytest.mark.parametrize("N", [64, 512, 1000, 1024, 2048, 2056, 4096, 8192])
-def test_few_rows_are_fewer_where_they_are_long(N: int) -> None:
-    """The limit on few rows halves above 2048 columns; up to 1024 the steps of dw are pipelined."""
-    most = 1024 if N <= 2048 else 512
-    paths = [tiling.backward_path(M, N, traffic.GPU) for M in (1, most, most + 1)]
+@pytest.mark.parametrize(
+    ("N", "dtype", "most"),
+    [
+        (64, BF16, 1024),
+        (1000, FP32, 1024),
+        (2048, BF16, 1024),
+        (2056, BF16, 896),
+        (4096, FP32, 896),
+        (8192, BF16, 896),
+        (8192, FP32, 512),
+    ],
+)
+def test_few_rows_are_fewer_where_they_are_long(N: int, dtype: torch.dtype, most: int) -> None:
+    """The limit on few rows is lower above 2048 columns, and where x has more than 16 MiB."""
+    paths = [tiling.backward_path(M, N, traffic.GPU, dtype) for M in (1, most, most + 1)]
     assert paths == ["few_rows_backward", "few_rows_backward", "backward"]
-    assert (tiling.dw_stages(most, N) > 1) == (N <= 1024)
-    assert tiling.dw_stages(32, N) == 1
+
+
+def test_steps_of_dw_are_in_flight_where_narrow_rows_are_not_very_few() -> None:
+    """Up to 1024 columns, from 33 rows on, and with 16 bytes of bf16 to load per thread."""
+    assert [tiling.dw_stages(M, 1024, 8) > 1 for M in (1, 32, 33, 1024)] == [
+        False,
+        False,
+        True,
+        True,
+    ]
+    assert [tiling.dw_stages(512, N, 4) > 1 for N in (64, 1024, 1032)] == [True, True, False]
+    assert [tiling.dw_stages(512, 256, warps) > 1 for warps in (4, 8, 16)] == [True, True, False]
 
 
 def test_sizes_of_x_and_w_may_differ_where_few_rows_are_long() -> None:
     """Elsewhere w pulls the one kernel to another layout than the other, so there is one kernel."""
     for N, path in ((4096, "backward"), (4104, "few_rows_backward"), (8192, "few_rows_backward")):
-        assert tiling.backward_path(4, N, traffic.GPU, same_size=False) == path
+        assert tiling.backward_path(4, N, traffic.GPU, BF16, FP32) == path
+        assert tiling.backward_path(4, N, traffic.GPU, FP32, FP16) == path
 
 
 @on_every_width

@@ -34,7 +34,7 @@ def _no_mode_left_behind() -> Iterator[None]:
 def paths_of(N: int) -> tuple[str, str]:
     """Name the searches that rows of N columns start; few rows take the choice for many."""
     forward = "forward" if N <= tiling.ONE_TILE_MAX else "wide_forward"
-    return forward, tiling.backward_path(MANY, N, CPU)
+    return forward, tiling.backward_path(MANY, N, CPU, BF16)
 
 
 # ---- Searched and pruned ----------------------------------------------------------------------
@@ -167,7 +167,7 @@ def test_choice_is_made_once_whatever_the_rows(N: int) -> None:
         built.append(key)
         return lambda *_: None
 
-    path = tiling.backward_path(MANY, N, CPU)
+    path = tiling.backward_path(MANY, N, CPU, BF16)
     launches = [
         tuning.prepared(path, build, *tensors(M, N), lambda *_: (), *needs)
         for needs in ((True, True), (True, False))

@@ -185,8 +185,8 @@ def ranges() -> list[tuple[str, str, str, str]]:
         several = "several rows to a tile" if tiling.forward_tile(N).rows > 1 else ""
         paths = (
             f"`{tiling.forward_path(N)}`" + (several and f", {several}"),
-            f"`{tiling.backward_path(many, N, traffic.GPU)}`",
-            f"`{tiling.backward_path(1, -(-N // 8) * 8, traffic.GPU)}`",
+            f"`{tiling.backward_path(many, N, traffic.GPU, torch.bfloat16)}`",
+            f"`{tiling.backward_path(1, -(-N // 8) * 8, traffic.GPU, torch.bfloat16)}`",
         )
         if found and found[-1][2] == paths:
             found[-1] = (found[-1][0], N, paths)

@@ -134,7 +134,9 @@ def _configs(
 ) -> tuple[str, list[table.Config]]:
     """Return the key of `tuning.SPACES` that a pass takes, and configs of it."""
     _, M, N, dtype, _ = cell
-    path = tiling.forward_path(N) if pass_ == FORWARD else tiling.backward_path(M, N, device)
+    path = tiling.forward_path(N)
+    if pass_ != FORWARD:
+        path = tiling.backward_path(M, N, device, dtype)
     path = searched(path)
     if not all_configs:
         return path, [tuning.shipped(path, N, dtype)]

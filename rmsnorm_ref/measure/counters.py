@@ -146,7 +146,7 @@ def model_bytes(
 
 def _scratch_bytes(M: int, N: int, dtype: torch.dtype) -> int:
     """Return the bytes of the partial dw buffer on this GPU, written and read."""
-    if tiling.backward_path(M, N, traffic.GPU) == "few_rows_backward":
+    if tiling.backward_path(M, N, traffic.GPU, dtype) == "few_rows_backward":
         return 0
     return traffic.backward(M, N, dtype).scratch_bytes(tiling.n_programs(M, N, traffic.GPU))
 
@@ -166,7 +166,9 @@ def _row(
     names = tuple(launch.kernel for launch in launches)
     model_read, model_write = model_bytes(contender, M, N, dtype, pass_, names)
     backward = pass_ == BACKWARD
-    path = tiling.backward_path(M, N, traffic.GPU) if backward else tiling.forward_path(N)
+    path = tiling.forward_path(N)
+    if backward:
+        path = tiling.backward_path(M, N, traffic.GPU, dtype)
     return Row(
         kind="counter",
         section="counters",

@@ -42,7 +42,7 @@ def _configs(session: Session, cell: Cell, pass_: Pass) -> list[Row]:
     if pass_ == FORWARD:
         path, n_bytes = tiling.forward_path(N), traffic.forward(M, N, dtype).obligatory_bytes
     else:
-        path = tiling.backward_path(MANY_ROWS, N, session.device)
+        path = tiling.backward_path(MANY_ROWS, N, session.device, dtype)
         n_bytes = traffic.backward(M, N, dtype).obligatory_bytes
     n_sets = n_input_sets(n_bytes, session.l2_bytes)
     x = torch.empty(1, N, dtype=dtype, device=session.device)
@@ -162,7 +162,7 @@ def _backward(
     N, dtype = cell.N, cell.dtype
     kernels = import_module("rmsnorm_ref.backward")
     launch = kernels._build(N, dtype, device, variant.config)  # noqa: SLF001  # as launch_backward
-    early = tiling.reduces_early(variant.n_programs, device)
+    early = tiling.reduces_early(variant.n_programs, next(iter(rstd)).x)
     reduce_dw = kernels._build_reduction(N, dtype, device, early)  # noqa: SLF001  # the same
     partial_dw = torch.empty(variant.n_programs, N, dtype=torch.float32, device=device)
     dw = torch.empty(N, dtype=dtype, device=device)

@@ -90,7 +90,7 @@ CHOICES = (
         ((16, 2048), (1024, 2048), (2048, 2048), (512, 8192), (1024, 8192)),
         (Alternative("one launch", {"backward_path": _always("few_rows_backward")}),
          Alternative("buffer", BUFFER)),
-        lambda M, N: "buffer" if tiling.backward_path(M, N, traffic.GPU) == "backward"
+        lambda M, N: "buffer" if tiling.backward_path(M, N, traffic.GPU, BF16) == "backward"
         else "one launch",
     ),
     Choice(
@@ -134,13 +134,13 @@ CHOICES = (
         ((512, 512), (1024, 1024), (1024, 2048)),
         tuple(Alternative(stages, {"dw_stages": _always(stages)})
               for stages in (1, tiling.NARROW_DW_STAGES)),
-        dw_stages, base=FEW,
+        lambda M, N: dw_stages(M, N, tuning.shipped("backward", N, BF16).num_warps), base=FEW,
     ),
     Choice(
-        "dx_rows", "rows of a dx program, where a row has the same bits with one and with two",
-        (BACKWARD,), ((128, 4096), (512, 4096)),
-        tuple(Alternative(rows, {"ONE_DX_ROW_MAX": (2 - rows) * 2**40}) for rows in (1, 2)),
-        lambda M, _: 1 if M <= ONE_DX_ROW_MAX else 2, base=FEW,
+        "dx_rows", "rows of a dx program of few rows: the least of these, or the most",
+        (BACKWARD,), ((128, 4096), (512, 4096), (1024, 2048)),
+        (Alternative(1, {"ONE_DX_ROW_MAX": 2**40}), Alternative("2 or 4", {"ONE_DX_ROW_MAX": 0})),
+        lambda M, _: 1 if M <= ONE_DX_ROW_MAX else "2 or 4", base=FEW,
     ),
     Choice(
         "rstd", "one fp32 number per row, written for a backward", (FORWARD,),

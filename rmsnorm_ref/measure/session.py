@@ -172,7 +172,7 @@ class Session:
             rows = tiling.forward_tile(N).rows if N <= tiling.ONE_TILE_MAX else 1
             n_programs, scratch = -(-M // rows), 0
         elif pass_ == BACKWARD:
-            path = tiling.backward_path(M, N, self.device)
+            path = tiling.backward_path(M, N, self.device, dtype)
             few = path == "few_rows_backward"
             n_programs = 0 if few else tiling.n_programs(M, N, self.device)
             scratch = traffic.backward(M, N, dtype, device=self.device).scratch_bytes(n_programs)
