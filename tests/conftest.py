@@ -27,8 +27,10 @@ if TYPE_CHECKING:
 if DEVICE == "cuda":
     os.environ.setdefault("RMSNORM_REF_TUNING", "fixed")
 else:
-    # Interpreted tensors are small: torch's own threads would only wait for each other.
+    # Interpreted tensors are small: torch's own threads would only wait for each other, here and in
+    # the processes that tests start, which take the number from this variable.
     torch.set_num_threads(1)
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

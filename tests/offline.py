@@ -2,12 +2,14 @@
 
 Compiling needs a process in which Triton does not interpret, so this is a program of its own. It
 calls the package's own launchers and stops each launch after the compiler: what is compiled is what
-would run, arguments, options and all. Read as JSON from standard input: a list of `Job`; written
-to standard output: for each job a list of `Compiled`, one for each kernel of the launch.
+would run, arguments, options and all. Each line of standard input is JSON, a list of `Job`; it is
+answered on standard output by a line: for each job a list of `Compiled`, one for each kernel of the
+launch.
 """
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import json
 import re
@@ -39,18 +41,20 @@ class Job(NamedTuple):
     capped: bool = False  # as for as many rows as a cap on registers makes one wave
     needs_rstd: bool = True
     force_stages: int = 0  # passed as a launch option, which no launcher does; 0: it is not
+    only_spread: bool = False  # stop before machine code: only the spread is looked at
 
 
 class Compiled(NamedTuple):
-    """Tell what one kernel takes from the machine; sizes in bytes."""
+    """Tell what one kernel takes from the machine; sizes in bytes; None where no code was made."""
 
     kernel: str
     n_threads: int
-    n_registers: int
-    n_shared_bytes: int
-    n_spill_bytes: int  # per thread: the stack that holds spilled registers
+    n_registers: int | None
+    n_shared_bytes: int | None
+    n_spill_bytes: int | None  # per thread: the stack that holds spilled registers
     assembly: str  # a digest of the PTX or the AMD assembly
     spread: str  # how a row that is summed lies over elements of a thread, lanes and warps
+    handover: str  # to or from the next launch, before memory is touched: what it does, or ""
 
 
 SPREAD_OVER = ("sizePerThread", "threadsPerWarp", "warpsPerCTA")
@@ -59,24 +63,25 @@ SPREAD_OVER = ("sizePerThread", "threadsPerWarp", "warpsPerCTA")
 class OfflineDriver:
     """Stand for a driver: Triton asks it which target is current, and nothing else."""
 
-    def __init__(self, target: Any) -> None:
+    def __init__(self, target: Any, *, only_spread: bool) -> None:
         self.target = target
+        self.only_spread = only_spread
 
     def get_current_target(self) -> Any:
         """Name the GPU to compile for."""
         return self.target
 
-    def get_current_device(self) -> int:
-        """Number the device; compiled kernels are kept by it."""
-        return 0
+    def get_current_device(self) -> Any:
+        """Name the device; compiled kernels are kept by it."""
+        return self.target, self.only_spread
 
-    def get_current_stream(self, device: int | None = None) -> int:
+    def get_current_stream(self, device: Any = None) -> int:
         """Return the default stream, on which nothing is launched."""
         del device
         return 0
 
 
-def use_target(name: str) -> None:
+def use_target(name: str, *, only_spread: bool) -> None:
     """Make `name` the current GPU, and the package see it as its device."""
     import triton
     from triton.backends.compiler import GPUTarget
@@ -89,7 +94,33 @@ def use_target(name: str) -> None:
         target = GPUTarget("hip", name, 64)
     torch.version.hip = None if target.backend == "cuda" else "offline"  # what tiling.py looks at
     tiling.overlaps = lambda _: target.backend == "cuda" and target.arch >= 90
-    triton.runtime.driver.set_active(OfflineDriver(target))
+    triton.runtime.driver.set_active(OfflineDriver(target, only_spread=only_spread))
+
+
+def stop_before_code() -> None:
+    """Make the compiler for NVIDIA end at layouts, under a key of its own, where no more is asked.
+
+    Layouts are final in TTGIR, and the stages after it take most of the time.
+    """
+    import triton
+    from triton.backends.nvidia.compiler import CUDABackend
+
+    add_stages, digest = CUDABackend.add_stages, CUDABackend.hash
+
+    def without_code(ir: Any, metadata: dict[str, Any]) -> str:
+        name = re.search(r"tt\.func public @(\w+)", str(ir))[1]
+        metadata |= {"name": name, "shared": None}
+        return ""
+
+    def add_fewer(self: Any, stages: dict[str, Any], *args: Any) -> None:
+        add_stages(self, stages, *args)
+        if triton.runtime.driver.active.only_spread:
+            stages |= {"llir": without_code, "ptx": lambda *_: "", "cubin": lambda *_: b""}
+
+    def own_digest(self: Any) -> str:
+        return digest(self) + "-only_spread" * triton.runtime.driver.active.only_spread
+
+    CUDABackend.add_stages, CUDABackend.hash = add_fewer, own_digest
 
 
 def stop_before_launch(compiled: list[Any]) -> dict[str, int]:
@@ -100,7 +131,6 @@ def stop_before_launch(compiled: list[Any]) -> dict[str, int]:
 
     def warm_up(self: Any, *args: Any, grid: Any, warmup: bool, **kwargs: Any) -> None:
         del warmup
-        self.device_caches.clear()  # it holds the target of the launch before
         compiled.append(run(self, *args, grid=grid, warmup=True, **kwargs, **options))
 
     JITFunction.run = warm_up
@@ -147,10 +177,13 @@ def launch(job: Job, meant: list[int]) -> None:
             backward.launch_backward(x.clone(), job.N, x, job.N, w, torch.empty(M), **needs)
 
 
+@functools.cache
 def measure(kernel: Any) -> Compiled:
     """Read from a compiled kernel what it takes from the machine."""
-    metadata, assembly = kernel.metadata, kernel.asm.get("ptx") or kernel.asm["amdgcn"]
-    if "ptx" in kernel.asm:
+    metadata, assembly = kernel.metadata, kernel.asm.get("ptx") or kernel.asm.get("amdgcn", "")
+    if not assembly:
+        n_registers = n_spill_bytes = None
+    elif "ptx" in kernel.asm:
         n_registers, n_spill_bytes = cubin_usage(kernel.asm["cubin"])
     else:
         # Scratch memory counts the same as a stack: registers that did not fit.
@@ -166,6 +199,7 @@ def measure(kernel: Any) -> Compiled:
         n_spill_bytes,
         hashlib.sha256(assembly.encode()).hexdigest(),
         spread(kernel.asm["ttgir"]),
+        handover(assembly),
     )
 
 
@@ -178,6 +212,12 @@ def spread(ir: str) -> str:
     blocked = re.search(rf"^#{layout[1]} = #ttg.blocked<(.*)>$", ir, re.MULTILINE)[1]
     per = (re.search(rf"{name} = \[\d+, (\d+)\]", blocked)[1] for name in SPREAD_OVER)
     return " x ".join(per)
+
+
+def handover(assembly: str) -> str:
+    """Return what PTX does about the launch before or after, where that comes before any access."""
+    first = re.search(r"griddepcontrol\.(\w+)|(?:ld|st|cp\.async\S*)\.global", assembly)
+    return (first and first[1]) or ""
 
 
 def cubin_usage(cubin: bytes) -> tuple[int, int]:
@@ -194,20 +234,23 @@ def cubin_usage(cubin: bytes) -> tuple[int, int]:
 
 
 def main() -> None:
-    """Compile every job of standard input."""
+    """Compile the jobs of every line of standard input."""
     compiled: list[Any] = []
     options = stop_before_launch(compiled)
+    stop_before_code()
     meant = pretend_gpu()
-    results = []
-    for job in (Job(*fields) for fields in json.load(sys.stdin)):
-        use_target(job.target)
-        options.clear()
-        if job.force_stages:
-            options["num_stages"] = job.force_stages
-        launch(job, meant)
-        results.append([measure(kernel) for kernel in compiled])
-        compiled.clear()
-    json.dump(results, sys.stdout)
+    for line in sys.stdin:
+        results = []
+        for job in (Job(*fields) for fields in json.loads(line)):
+            use_target(job.target, only_spread=job.only_spread)
+            options.clear()
+            if job.force_stages:
+                options["num_stages"] = job.force_stages
+            launch(job, meant)
+            results.append([measure(kernel) for kernel in compiled])
+            compiled.clear()
+        sys.stdout.write(json.dumps(results) + "\n")
+        sys.stdout.flush()
 
 
 if __name__ == "__main__":

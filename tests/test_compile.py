@@ -7,20 +7,18 @@ take is compared with what a GPU of the target has.
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
-import sys
-from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import pytest
 import torch
+from compilers import Compilers
 from offline import FEW, FEW_MEANT, MANY, Compiled, Job
 
 from rmsnorm_ref import tiling, tuning
 from rmsnorm_ref.table import Config
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 
 class Limits(NamedTuple):
@@ -51,7 +49,6 @@ CHOSEN_ON = "sm_90"  # compiled in full, too: the other targets get the corners 
 WIDTHS = (64, 128, 256, 513, 1560, 2048, 4096, 8192, 16384, 20000, 32768, 40000, 65536)
 WIDTHS_ELSEWHERE = (64, 513, 2048, 8192, 16384, 32768, 65536)
 ONE_PER_PATH = (513, 8192, 20000, 40000)
-N_PROCESSES = 2
 
 
 def backwards_of(N: int) -> list[str]:
@@ -98,27 +95,12 @@ def jobs_for(target: str) -> list[Job]:
     ]
 
 
-def compile_offline(jobs: list[Job], cache: Path) -> list[list[Compiled]]:
-    """Compile jobs in processes of their own, which Triton's interpreter has not reached."""
-    environment = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"}
-    environment |= {"TRITON_CACHE_DIR": str(cache), "CUDA_VISIBLE_DEVICES": ""}
-    command = [sys.executable, str(Path(__file__).with_name("offline.py"))]
-
-    def compile_share(share: list[Job]) -> list[list[Compiled]]:
-        done = subprocess.run(
-            command,
-            input=json.dumps(share),
-            capture_output=True,
-            text=True,
-            check=False,
-            env=environment,
-        )
-        assert done.returncode == 0, done.stderr[-4000:]
-        return [[Compiled(*kernel) for kernel in kernels] for kernels in json.loads(done.stdout)]
-
-    with ThreadPoolExecutor(N_PROCESSES) as pool:
-        shares = list(pool.map(compile_share, [jobs[i::N_PROCESSES] for i in range(N_PROCESSES)]))
-    return [shares[i % N_PROCESSES][i // N_PROCESSES] for i in range(len(jobs))]
+@pytest.fixture(scope="module")
+def compilers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Compilers]:
+    """Keep the processes that compile, and what they compiled, for all tests of this file."""
+    kept = Compilers(tmp_path_factory.mktemp("triton"))
+    yield kept
+    kept.close()
 
 
 def faults(job: Job, kernel: Compiled) -> list[str]:
@@ -141,10 +123,10 @@ def faults(job: Job, kernel: Compiled) -> list[str]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("target", TARGETS)
-def test_every_launch_compiles_within_the_limits(target: str, tmp_path: Path) -> None:
+def test_every_launch_compiles_within_the_limits(target: str, compilers: Compilers) -> None:
     """What the search would try and what ships fits the target's threads, memory and registers."""
     jobs = jobs_for(target)
-    results = compile_offline(jobs, tmp_path)
+    results = compilers.compile(jobs)
     found = [
         fault
         for job, kernels in zip(jobs, results, strict=True)
@@ -155,7 +137,7 @@ def test_every_launch_compiles_within_the_limits(target: str, tmp_path: Path) ->
 
 
 @pytest.mark.slow
-def test_every_variant_compiles_to_its_kernels(tmp_path: Path) -> None:
+def test_every_variant_compiles_to_its_kernels(compilers: Compilers) -> None:
     """Each wanted gradient, and w in another dtype, launches just the kernels that it needs."""
     jobs = [
         Job(CHOSEN_ON, path, N, x_dtype, w_dtype, *config, *needs)
@@ -166,7 +148,7 @@ def test_every_variant_compiles_to_its_kernels(tmp_path: Path) -> None:
         for config in [shipped(path, N, x_dtype)]
         for needs in ((True, True), (True, False), (False, True))
     ]
-    for job, kernels in zip(jobs, compile_offline(jobs, tmp_path), strict=True):
+    for job, kernels in zip(jobs, compilers.compile(jobs), strict=True):
         name = job.path.replace("backward", "backward_kernel")
         expected = [f"rmsnorm_{name}" if job.path == "backward" else name]
         expected = ["row_mean_kernel"] * (job.needs_dx and job.N == 40000) + expected
@@ -178,7 +160,7 @@ def test_every_variant_compiles_to_its_kernels(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_num_stages_changes_only_pipelined_loops(tmp_path: Path) -> None:
+def test_num_stages_changes_only_pipelined_loops(compilers: Compilers) -> None:
     """Paths whose stages are pruned give the same PTX for each; the others give different PTX."""
     jobs = [
         Job(
@@ -198,7 +180,7 @@ def test_num_stages_changes_only_pipelined_loops(tmp_path: Path) -> None:
         for stages in tuning.STAGES
     ]
     assembly: dict[tuple[str, int], set[str]] = {}
-    for job, kernels in zip(jobs, compile_offline(jobs, tmp_path), strict=True):
+    for job, kernels in zip(jobs, compilers.compile(jobs), strict=True):
         own = kernels[1] if job.path == "column_backward" else kernels[0]
         assembly.setdefault((job.path, job.N), set()).add(own.assembly)
     for (path, _), distinct in assembly.items():
@@ -206,7 +188,26 @@ def test_num_stages_changes_only_pipelined_loops(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_large_data_compiles_too(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("target", "early"), [("sm_80", 0), ("sm_90", 1), ("sm_100", 1)])
+def test_a_reduction_that_is_early_waits_first(
+    compilers: Compilers, target: str, early: int
+) -> None:
+    """The one-tile kernel lets its successor in, which waits before it loads: where GPUs can."""
+    jobs = [
+        Job(target, path, N, "bfloat16", "bfloat16", *shipped(path, N, "bfloat16"))
+        for N in ONE_PER_PATH
+        for path in paths_of(N)
+    ]
+    for job, kernels in zip(jobs, compilers.compile(jobs), strict=True):
+        found = [kernel.handover for kernel in kernels]
+        expected = [""] * len(kernels)
+        if job.path == "backward" and early:
+            expected = ["launch_dependents", "wait"]
+        assert found == expected, job
+
+
+@pytest.mark.slow
+def test_large_data_compiles_too(compilers: Compilers) -> None:
     """The L2 policy of large data reaches the one-tile forward, within the limits, and no other."""
     jobs = [
         Job(CHOSEN_ON, path, N, "bfloat16", "bfloat16", *shipped(path, N, "bfloat16"), large=large)
@@ -214,7 +215,7 @@ def test_large_data_compiles_too(tmp_path: Path) -> None:
         for path in paths_of(N)
         for large in (False, True)
     ]
-    results = compile_offline(jobs, tmp_path)
+    results = compilers.compile(jobs)
     for job, small, large in zip(jobs[::2], results[::2], results[1::2], strict=True):
         assert not [fault for kernel in large for fault in faults(job, kernel)]
         same = [a.assembly == b.assembly for a, b in zip(small, large, strict=True)]
@@ -222,34 +223,51 @@ def test_large_data_compiles_too(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_few_rows_are_spread_over_threads_as_many_rows_are(tmp_path: Path) -> None:
+def test_few_rows_are_spread_over_threads_as_many_rows_are(compilers: Compilers) -> None:
     """Whatever the search chooses, a row's sum is taken over the same threads in both kernels.
 
     This is what makes dx independent of the number of rows: the order of the additions is that of
     elements in a thread, lanes, warps.
     """
     jobs = [
-        Job(CHOSEN_ON, path, N, dtype, dtype, *config)
+        Job(CHOSEN_ON, path, N, dtype, dtype, *config, only_spread=True)
         for N in (40, 128, 200, 512, 768, 2048, 4096, 8192)  # every BLOCK_SIZE, full or masked
         for dtype in ("bfloat16", "float32")
         for config in launchable(CHOSEN_ON, "few_rows_backward", N, dtype)
         for path in ("backward", "few_rows_backward")
     ]
     jobs += [
-        Job(CHOSEN_ON, path, N, "float16", "bfloat16", config.num_warps, stages, needs_dw=needs_dw)
+        Job(
+            CHOSEN_ON,
+            path,
+            N,
+            "float16",
+            "bfloat16",
+            config.num_warps,
+            stages,
+            needs_dw=needs_dw,
+            only_spread=True,
+        )
         for N in (64, 512, 1024, 2048, 8192)
-        for config in [tuning.shipped("backward", N, torch.float16)]
+        for config in [shipped("backward", N, "float16")]
         for stages, needs_dw in ((config.num_stages, False), (2, True), (4, True))
         for path in ("backward", "few_rows_backward")
     ]
-    found = compile_offline(jobs, tmp_path)
+    jobs += [
+        Job(CHOSEN_ON, path, N, dtype, w_dtype, *config, only_spread=True)
+        for N in (tiling.FEW_ROWS_MIXED_MIN + 7, 8192)
+        for dtype, w_dtype in (("bfloat16", "float32"), ("float32", "bfloat16"))
+        for config in launchable(CHOSEN_ON, "few_rows_backward", N, dtype)
+        for path in ("backward", "few_rows_backward")
+    ]
+    found = compilers.compile(jobs)
     for job, many, few in zip(jobs[::2], found[::2], found[1::2], strict=True):
         assert many[0].spread, job
         assert {kernel.spread for kernel in few} == {many[0].spread}, job
 
 
 @pytest.mark.slow
-def test_the_cap_on_registers_costs_no_spill(tmp_path: Path) -> None:
+def test_the_cap_on_registers_costs_no_spill(compilers: Compilers) -> None:
     """Where one wave is made by a cap, 32 registers are enough, and the kernel would take more."""
     jobs = [
         Job(CHOSEN_ON, "forward", N, dtype, w_dtype, *config, capped=capped, needs_rstd=needs_rstd)
@@ -259,7 +277,7 @@ def test_the_cap_on_registers_costs_no_spill(tmp_path: Path) -> None:
         for needs_rstd in (False, True)
         for capped in (False, True)
     ]
-    results = compile_offline(jobs, tmp_path)
+    results = compilers.compile(jobs)
     for job, (free,), (capped,) in zip(jobs[::2], results[::2], results[1::2], strict=True):
         assert (capped.n_registers, capped.n_spill_bytes) == (32, 0), job
         assert capped.n_registers <= free.n_registers <= 40
@@ -275,7 +293,7 @@ def test_limits_are_felt() -> None:
     """A kernel one unit above each limit is found at fault, and one that meets them all is not."""
     job = Job(CHOSEN_ON, "forward", 2048, "float16", "float16", 2, 1)
     most_shared = TARGETS[CHOSEN_ON].n_shared_bytes
-    fits = Compiled("kernel", MOST_THREADS, 32, most_shared, MOST_SPILL_BYTES, "", "")
+    fits = Compiled("kernel", MOST_THREADS, 32, most_shared, MOST_SPILL_BYTES, "", "", "")
     assert not faults(job, fits)
     for name in ("n_threads", "n_shared_bytes", "n_spill_bytes"):
         assert len(faults(job, fits._replace(**{name: getattr(fits, name) + 1}))) == 1
