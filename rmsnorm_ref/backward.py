@@ -184,8 +184,9 @@ def _build_reduction(N: int, dtype: torch.dtype, device: torch.device, early: bo
     `early`: launched while the kernel before it runs, which is the one-tile kernel.
     """
     del dtype  # of dw: the cache keeps one compiled kernel per dtype
-    cols = tiling.reduce_cols(N, device)
-    constants = (N, tiling.reduce_rows(N, device), cols, early)
+    rows = tiling.reduce_rows(N, device, early=early)
+    cols = tiling.reduce_cols(N, device, early=early)
+    constants = (N, rows, cols, early)
     options = {"launch_pdl": True} if early else {}
     kernel = Launch(reduce_dw_kernel, constants, table.REDUCE, device, **options)
     grid = (-(-N // cols), 1, 1)

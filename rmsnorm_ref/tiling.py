@@ -34,8 +34,8 @@ LARGE_TILE_ALL_THE_SAME = (128, 256)  # values of BLOCK_SIZE
 MIN_ROWS_PER_PROGRAM = 4  # else the fp32 partial buffer outgrows a third of the data
 
 REDUCE_TILE = 2048  # elements that a program of the dw reduction adds per step
-# Wider rows have twice the columns in such a program. Those programs wait beside the first kernel,
-# and are then not too many: 2048 x 8192 takes 30.1 us against 31.7.
+# Rows of more columns have twice as many in a program that waits beside the first kernel: so those
+# are not too many. 2048 x 8192 takes 30.1 us against 31.7.
 REDUCE_NARROW_MAX = 4096
 EARLY_FP32_BYTES_MAX = 32 * 2**20  # of x, see `reduces_early`
 
@@ -150,20 +150,22 @@ def backward_chunk(N: int) -> int:
     return 16384 if N <= 16384 else 8192
 
 
-def reduce_cols(N: int, device: torch.device) -> int:
-    """Return how many columns of the partial buffer one program adds up.
+def reduce_cols(N: int, device: torch.device, *, early: bool) -> int:
+    """Return how many columns of the partial buffer one program adds up; see `reduces_early`.
 
     16 or 32 on a GPU, so that many programs share a short job. The interpreter pays per program and
     not per element, so there it is 4096.
     """
     if device.type != "cuda":
         return 4096
-    return 16 if N <= REDUCE_NARROW_MAX else 32
+    return 32 if early and N > REDUCE_NARROW_MAX else 16
 
 
-def reduce_rows(N: int, device: torch.device) -> int:
+def reduce_rows(N: int, device: torch.device, *, early: bool) -> int:
     """Return how many rows of the partial buffer one program adds up per step."""
-    return REDUCE_TILE // reduce_cols(N, device) if device.type == "cuda" else 128
+    if device.type != "cuda":
+        return 128
+    return REDUCE_TILE // reduce_cols(N, device, early=early)
 
 
 @functools.lru_cache(maxsize=64)
@@ -245,7 +247,7 @@ def dw_cols(M: int, N: int, device: torch.device) -> int:
     Interpreted, it is as many as in the reduction (see `reduce_cols`).
     """
     if device.type != "cuda":
-        return reduce_cols(N, device)
+        return reduce_cols(N, device, early=False)
     # 16 numbers of 16 bits are one sector of 32 bytes: the least that is read without waste. So
     # short rows have programs enough.
     return 16 if very_few_rows(N) < M and N <= SHORT_ROW_MAX else 32

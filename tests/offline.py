@@ -147,8 +147,8 @@ def pretend_gpu() -> list[int]:
     dx_rows, dw_stages = tiling.dx_rows, tiling.dw_stages
     dw_rows, dw_cols = tiling.dw_rows, tiling.dw_cols
     tiling.reduces_early = lambda _, x: tiling.overlaps(x.device)
-    tiling.reduce_cols = lambda N, _: reduce_cols(N, gpu)
-    tiling.reduce_rows = lambda N, _: reduce_rows(N, gpu)
+    tiling.reduce_cols = lambda N, _, **early: reduce_cols(N, gpu, **early)
+    tiling.reduce_rows = lambda N, _, **early: reduce_rows(N, gpu, **early)
     tiling.dx_rows = lambda _, *args: dx_rows(meant[0], *args)
     tiling.dw_stages = lambda _, *args: dw_stages(meant[0], *args)
     tiling.dw_rows = lambda _, N, num_warps, __: dw_rows(meant[0], N, num_warps, gpu)

@@ -104,6 +104,7 @@ def decided(M: int, N: int) -> tuple[Any, ...]:
     """Return all that the tiling of a GPU says of a shape."""
     x = torch.empty(M, N, dtype=BF16, device="meta")
     path = tiling.backward_path(M, N, traffic.GPU, BF16)
+    early = tiling.reduces_early(tiling.n_programs(M, N, traffic.GPU), x)
     few = (
         tiling.dx_rows(M, N, BF16, Config(8, 3)),
         tiling.dw_rows(M, N, 8, traffic.GPU),
@@ -117,9 +118,9 @@ def decided(M: int, N: int) -> tuple[Any, ...]:
         tiling.backward_tile(N),
         tiling.shares_sm(N),
         tiling.n_programs(M, N, traffic.GPU),
-        tiling.reduce_rows(N, traffic.GPU),
-        tiling.reduce_cols(N, traffic.GPU),
-        tiling.reduces_early(tiling.n_programs(M, N, traffic.GPU), x),
+        tiling.reduce_rows(N, traffic.GPU, early=early),
+        tiling.reduce_cols(N, traffic.GPU, early=early),
+        early,
         tiling.one_row_per_sm(N, BF16, traffic.GPU),
         M in tiling.one_wave(N, BF16, -(-N // 512), 132, 2048),
         tiling.eviction(x),

@@ -71,6 +71,11 @@ def one_wave_on_h200(N: int) -> range:
     return one_wave(N, BF16, tuning.shipped("forward", N, BF16).num_warps, N_SM, 2048)
 
 
+def early_on_h200(M: int, N: int) -> bool:
+    """Return what `tiling.reduces_early` says of bf16 on an H200."""
+    return tiling.n_programs_on(N_SM, M, N) % N_SM == 0
+
+
 BOTH: tuple[OnePass, ...] = (FORWARD, BACKWARD)
 BUFFER = {"backward_path": _always("backward")}  # the two kernels, however few the rows
 FEW = {"backward_path": _always("few_rows_backward")}  # the one launch, however many
@@ -157,14 +162,14 @@ CHOICES = (
         "reduce_cols", "columns that one program of that kernel adds up", (BACKWARD,),
         ((2048, 2048), (2048, 8192)),
         tuple(Alternative(cols, {"reduce_cols": _always(cols)}) for cols in (16, 32, 64)),
-        lambda _, N: reduce_cols(N, traffic.GPU), base=BUFFER,
+        lambda M, N: reduce_cols(N, traffic.GPU, early=early_on_h200(M, N)), base=BUFFER,
     ),
     Choice(
         "reduction_start", "that kernel put in place while the first still runs, or after it",
         (BACKWARD,), ((512, 2048), (2048, 2048), (4096, 8192)),
         (Alternative("early", {"reduces_early": _always(value=True)}),
          Alternative("after", {"reduces_early": _always(value=False)})),
-        lambda M, N: "after" if tiling.n_programs_on(N_SM, M, N) % N_SM else "early", base=BUFFER,
+        lambda M, N: "early" if early_on_h200(M, N) else "after", base=BUFFER,
     ),
     Choice(
         "walk", "programs that take the tiles in turn, or a chunk of neighbouring rows each",
