@@ -49,6 +49,19 @@ def device() -> str:
     return DEVICE
 
 
+def _leave_a_lost_gpu() -> None:
+    """End a process whose GPU an illegal access has made unusable, so that others are not blamed.
+
+    A worker is replaced by its runner, which names the test that it was at.
+    """
+    try:
+        torch.cuda.synchronize()
+    except RuntimeError as error:
+        if "PYTEST_XDIST_WORKER" in os.environ:
+            os._exit(1)
+        pytest.exit(f"this process has lost its GPU: {error}", returncode=1)
+
+
 @pytest.fixture(autouse=True)
 def _seeded() -> Iterator[None]:
     """Give every test the same random numbers, whichever tests ran before it."""
@@ -56,6 +69,8 @@ def _seeded() -> Iterator[None]:
     np.random.seed(0)  # noqa: NPY002  # for libraries that draw from numpy's global generator
     torch.manual_seed(0)
     yield
+    if DEVICE == "cuda":
+        _leave_a_lost_gpu()
     # Several processes share one GPU, and what torch keeps for later nobody else can have.
     if DEVICE == "cuda" and torch.cuda.memory_reserved() > 2**30:
         torch.cuda.empty_cache()
