@@ -105,7 +105,7 @@ def build_backward(
         dx_programs = -(-M // rows) if needs_dx else 0
         dw_programs = -(-N // dw_cols) if needs_dw else 0
         # In turn, so that neither kind begins late. But dw first where its few programs have long
-        # ways to go: 1024 x 1024 takes 5.2 us against 5.5.
+        # ways to go: bf16 512 x 1024 takes 3.7 us, and in turn above 3.9 (not recorded).
         pairs = min(dw_programs, dx_programs) if dw_stages == 1 else 0
         grid = (dw_programs + dx_programs, 1, 1)
         return kernel(rows, dw_rows, dw_cols, dw_stages), grid, dw_programs, pairs

@@ -5,7 +5,7 @@ depend on the rows that happen to sit beside it. Four choices follow M: the few-
 tiles and the number of programs, which touch no bit but dw's, the forward's L2 policy and its cap
 on registers, which touch none. What may be searched is in `tuning.py`.
 
-Times in comments are of bf16 on an H200: section `ablations` of h200-2026-11-30b-diagnosis.
+Times in comments are of bf16 on an H200: section `ablations` of h200-2026-11-30c-diagnosis.
 """
 
 import functools
@@ -25,10 +25,10 @@ CHUNKED_BACKWARD_MAX = 32768
 
 FORWARD_TILE = 2048  # elements; narrower rows share a tile until it holds this many
 BACKWARD_TILE = 8192  # elements, one program per SM: 3 tiles in flight cover HBM's latency
-NARROW_BACKWARD_TILE = 4096  # elements, two programs per SM: at N = 512, 55 us against 62
+NARROW_BACKWARD_TILE = 4096  # elements, two programs per SM: at N = 512, 54 us against 64
 NARROW_MAX = 1024  # widest row that counts as narrow
 # Narrow rows that a large tile serves better all the same, one or half a warp to a row: at 256
-# columns 57.1 us against 59.3, at 128 53.8 against 55.2. In fp32 it costs a little (not recorded).
+# columns 56.3 us against 59.1, at 128 53.0 against 54.4. In fp32 it costs a little (not recorded).
 LARGE_TILE_ALL_THE_SAME = (128, 256)  # values of BLOCK_SIZE
 
 MIN_ROWS_PER_PROGRAM = 4  # else the fp32 partial buffer outgrows a third of the data
@@ -42,31 +42,31 @@ EARLY_FP32_BYTES_MAX = 32 * 2**20  # of x, see `reduces_early`
 ROW_MEAN_CHUNK = 8192
 COLUMN_BLOCK = 4096
 
-# At most so many rows get dw and dx in one launch: 16 x 2048 takes 2.2 us against 4.4, 1024 x 2048
-# 7.0 against 8.2; at 2048 x 2048 it would be 12.3 against 10.5. Of longer rows fewer are few:
-# 768 x 4096 takes 9.0 us against 9.7; 1024 x 4096 would be 11.3 against 10.9.
+# At most so many rows get dw and dx in one launch: 16 x 2048 takes 2.2 us against 4.9, 1024 x 2048
+# 6.9 against 8.7; at 2048 x 2048 it would be 12.2 against 10.5. Of longer rows fewer are few:
+# 768 x 4096 takes 9.0 us against 9.7, 1024 x 4096 would take 11.3 against 10.9 (not recorded).
 FEW_ROWS_MAX = 1024
 FEW_LONG_ROWS_MAX = 896
 SHORT_ROW_MAX = 2048  # columns
 # And at most so many bytes of x, as L2 has to hold x and dy for the second read: fp32 1024 x 8192
-# would take 37.5 us against 30.1.
+# would take 37.5 us against 30.1 (not recorded).
 FEW_BYTES_MAX = 16 * 2**20
 # Narrower rows share tiles in which the compiler lays the columns out by the number of rows.
 FEW_ROWS_MIN_BLOCK = 64
 # x and w of different sizes pull the two kernels to different layouts up to here.
 FEW_ROWS_MIXED_MIN = 4097
 # Of so many rows a dx program takes one: 128 x 4096, 3.4 us against 3.6. Of up to twice as many,
-# and of narrow ones, it takes two, of more it takes four: 1024 x 2048, 7.0 us against 8.0.
+# and of narrow ones, it takes two, of more it takes four: 1024 x 2048, 6.9 us against 8.6.
 ONE_DX_ROW_MAX = 128
 # Up to so many rows, or one row for so many columns, dw is added up 8 rows a step: 1 x 2048 takes
-# 1.6 us against 2.0, 16 x 2048 2.3 against 2.9. At 512 x 2048 it would be 10.9 against 4.7.
+# 1.58 us against 1.66, 64 x 8192 3.7 against 3.9. At 512 x 2048 it would be 8.2 against 4.6.
 VERY_FEW_ROWS = 32
 COLUMNS_PER_VERY_FEW_ROW = 64
 VERY_FEW_DW_ROWS = 8
 DW_ELEMENTS_PER_THREAD = 4  # in more rows than those: a step is short, and its loads are many
 # Narrow rows have few columns, so few dw programs. A step of theirs is a load of 16 bytes of bf16
-# per thread, and several are in flight: 512 x 512 takes 3.3 us against 6.0, 1024 x 1024 5.0 against
-# 6.4. More than 8 warps share what is best for 8, and have less to pipeline.
+# per thread, and several are in flight: 512 x 512 takes 3.3 us against 4.7, 1024 x 1024 5.1 against
+# 7.7. More than 8 warps share what is best for 8, and have less to pipeline.
 NARROW_DW_ROWS_PER_WARP = 16
 NARROW_DW_WARPS_MAX = 8
 NARROW_DW_STAGES = 5
@@ -77,7 +77,7 @@ UNCAPPED_REGISTERS = 40  # what the compiler takes for 16 elements a thread
 REGISTERS_PER_SM = 65536
 
 # From so many bytes of x on, all that the forward streams is marked evict_last, which changes no
-# bit. 32768 x 8192 takes 253 us against 261; 8192 x 8192, where it begins, 65.2 against 66.6; at
+# bit. 32768 x 8192 takes 253 us against 260; 8192 x 8192, where it begins, 65.1 against 66.3; at
 # 4096 x 4096 it is a per cent, which way depends. The backward does not feel it.
 LARGE_BYTES = 128 * 2**20
 EVICTIONS = ("", "evict_last")
@@ -185,7 +185,7 @@ def reduces_early(n_programs: int, x: torch.Tensor) -> bool:
     Its start is then hidden: 2048 x 2048 takes 10.5 us against 11.2. Only where every SM has as
     many programs as the next: on idle ones the waiting programs would gather, and then do all the
     work there (512 x 2048 would take 7.2 us against 6.4). And not in large fp32, which it slows:
-    32768 x 512 would take 54.3 us against 52.8.
+    32768 x 512 would take 54.3 us against 52.8 (not recorded).
     """
     large = x.itemsize > 2 and x.numel() * x.itemsize > EARLY_FP32_BYTES_MAX
     return overlaps(x.device) and n_programs % sm_count(x.device) == 0 and not large
