@@ -112,9 +112,9 @@ def not_beaten(pass_: str, section: str = "seed") -> Fact:
 # ---- Single kinds of rows ---------------------------------------------------------------------
 
 
-def turned(knob: str, value: int | str, base: int | str) -> Fact:
+def turned(knob: str, value: int | str, base: int | str, **shape: int) -> Fact:
     """Return how much longer the backward takes with a knob at one value than at another."""
-    rows, source = picked(kind="ablation", knob=knob)
+    rows, source = picked(kind="ablation", knob=knob, **shape)
     by_cell: dict[tuple[Any, ...], dict[int | str, float]] = {}
     for row in rows:
         assert row.detail is not None
