@@ -124,7 +124,7 @@ def small(tmp_path: Path) -> Path:
     return folder
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def served(site: Path) -> Iterator[str]:
     """Serve the built site on this machine alone, and stop afterwards."""
 
