@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import json
-import os
 import re
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
+from site_build import sphinx
 
 ROOT = Path(__file__).parents[1]
 CONF = """
@@ -33,13 +31,7 @@ def build(folder: Path) -> Path:
     (source / "conf.py").write_text(CONF.format(docs=str(ROOT / "docs")))
     (source / "index.md").write_text(INDEX)
     (source / "recordings.md").write_text("# Recordings\n\n```{recordings}\n```\n")
-    result = subprocess.run(
-        [sys.executable, "-m", "sphinx", "-n", "-W", str(source), str(folder / "site")],
-        env=os.environ | {"PYTHONPATH": str(ROOT)},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    result = sphinx(source, folder / "site", ROOT)
     assert result.returncode == 0, result.stdout + result.stderr
     return folder / "site"
 

@@ -7,8 +7,6 @@ import http.server
 import json
 import os
 import shutil
-import subprocess
-import sys
 import threading
 from html.parser import HTMLParser
 from pathlib import Path
@@ -16,6 +14,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 from filelock import FileLock
+from warm import Done, fresh, warm
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -23,19 +22,17 @@ if TYPE_CHECKING:
 ROOT = Path(__file__).parents[1]
 GALLERY = sorted((ROOT / "gallery").glob("plot_*.py"))
 
-# Imported by every Python that finds it on its path: any connection to another machine fails.
-NO_NETWORK = """
-import socket
-
-def _connect(self, address):
-    if self.family != socket.AF_UNIX:
-        raise OSError(f"the network is denied: {address}")
-    return _real(self, address)
-
-_real = socket.socket.connect
-socket.socket.connect = _connect
-socket.getaddrinfo = lambda *args, **kwargs: (_ for _ in ()).throw(OSError("no network"))
-"""
+# On the path of a Python that builds: no connection to another machine is made.
+NO_NETWORK = str(ROOT / "tests/no_network")
+# What a build imports whatever is in the site: small sites are built by forks that begin with it.
+IMPORTED = (
+    "torch",
+    "matplotlib.pyplot",
+    "sphinx.cmd.build",
+    "sphinx_gallery.gen_gallery",
+    "myst_parser.parsers.sphinx_",
+    "furo",
+)
 
 
 class Tags(HTMLParser):
@@ -75,20 +72,19 @@ def copy_sources(folder: Path) -> Path:
     return folder
 
 
-def build(folder: Path, **variables: str) -> subprocess.CompletedProcess[str]:
+def build(folder: Path, *, alone: bool = False, **variables: str) -> Done:
     """Run the README's build in a folder, with the network denied, and return how it ended."""
-    denied = folder / "denied"
-    denied.mkdir(exist_ok=True)
-    (denied / "sitecustomize.py").write_text(NO_NETWORK)
-    environment = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"}
-    return subprocess.run(
-        [sys.executable, "-m", "sphinx", "-n", "-W", "docs", "site"],
-        cwd=folder,
-        env=environment | {"PYTHONPATH": str(denied)} | variables,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    return sphinx("docs", "site", folder, alone=alone, **variables)
+
+
+def sphinx(
+    source: Path | str, site: Path | str, folder: Path, *, alone: bool = False, **variables: str
+) -> Done:
+    """Build a site in a folder, warnings as errors: in a fork, or in a Python of its own."""
+    denied = {"PYTHONPATH": NO_NETWORK}
+    run = functools.partial(fresh, **denied) if alone else warm(*IMPORTED, **denied).run
+    command = ("-m", "sphinx", "-n", "-W", str(source), str(site))
+    return run(*command, folder=folder, **variables)
 
 
 def pages_of(site: Path) -> list[Path]:
@@ -107,7 +103,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     with FileLock(root / "whole.lock"):
         if not ended.is_file():
             folder.mkdir()
-            result = build(copy_sources(folder), RMSNORM_REF_COMMIT="0123456789abcdef")
+            result = build(copy_sources(folder), alone=True, RMSNORM_REF_COMMIT="0123456789abcdef")
             ended.write_text(json.dumps([result.returncode, result.stdout + result.stderr]))
     returncode, output = json.loads(ended.read_text())
     assert returncode == 0, output
@@ -128,7 +124,7 @@ def small(tmp_path: Path) -> Path:
     return folder
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def served(site: Path) -> Iterator[str]:
     """Serve the built site on this machine alone, and stop afterwards."""
 

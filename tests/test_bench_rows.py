@@ -77,9 +77,13 @@ def test_ours_says_how_it_ran() -> None:
 def test_size_sweep_also_repeats_one_input() -> None:
     """Each size is timed on inputs that take turns and on one alone, which is flagged in the L2."""
     asked = made_up_session()
-    asked.l2_bytes = 2**20
+    asked.l2_bytes = 2**13  # one input fits, and eight do not
     rows = kernel_rows.measure(asked, Cell("sizes", 12, 64, BF16, ("ours",)))
     assert [found.kind for found in rows] == ["kernel", "resident"] * 2
+    for found in recording.select(rows, kind="kernel"):
+        assert found.n_input_sets is not None
+        assert found.n_input_sets > 1
+        assert "fits_in_l2" not in found.flags
     for found in recording.select(rows, kind="resident"):
         assert found.n_input_sets == 1
         assert "fits_in_l2" in found.flags

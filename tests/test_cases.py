@@ -119,7 +119,7 @@ def test_mixed_dtype(N: int, M: int, device: str) -> None:
     assert (y.dtype, dx.dtype, dw.dtype) == (BF16, BF16, FP32)
 
 
-@pytest.mark.parametrize("N", [4, 17, 8192, 12000, 20000, 40000])
+@pytest.mark.parametrize("N", [4, 17, 8192, 12000, 20000, 33000])
 def test_eps_inside(N: int, device: str) -> None:
     """With eps inside the root a row of 1e-3 gives 0.70711; outside it would give 0.99900."""
     x = torch.full((1, N), 1e-3, device=device)
@@ -127,7 +127,7 @@ def test_eps_inside(N: int, device: str) -> None:
     assert {round(value, 5) for value in y.flatten().tolist()} == {0.70711}
 
 
-@pytest.mark.parametrize("N", [8, 17, 8192, 12000, 20000, 40000])
+@pytest.mark.parametrize("N", [8, 17, 8192, 12000, 20000, 33000])
 def test_fp16_square(N: int, device: str) -> None:
     """A row of 300 in fp16, whose square fp16 cannot hold, gives ones."""
     x = torch.full((1, N), 300.0, dtype=FP16, device=device)

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import os
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 import torch
 from guide_page import Block, blocks
+from warm import warm
 
 DOCS = Path(__file__).parents[1] / "docs"
 PAGES = sorted(page for folder in ("tutorial", "howto") for page in (DOCS / folder).glob("*.md"))
@@ -25,25 +25,15 @@ def name(page: Path) -> str:
 
 
 def run(page: Path, chosen: list[Block], folder: Path) -> None:
-    """Run blocks of a page in an empty folder, in a fresh Python that nothing has been set for."""
-    environment = {
-        k: v for k, v in os.environ.items() if k not in {"TRITON_INTERPRET", "MASTER_PORT"}
-    }
-    environment |= {
+    """Run blocks of a page in an empty folder, in a Python for which only torch is imported."""
+    variables = {
         "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
         "PYTHONPATH": os.pathsep.join([str(DOCS.parent), os.environ.get("PYTHONPATH", "")]),
         "MPLBACKEND": "agg",
     }
     runner = Path(__file__).with_name("guide_page.py")
-    done = subprocess.run(
-        [sys.executable, str(runner), str(page), *(str(block.line) for block in chosen)],
-        cwd=folder,
-        env=environment,
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=300,
-    )
+    lines = [str(block.line) for block in chosen]
+    done = warm("torch", **variables).run(str(runner), str(page), *lines, folder=folder)
     assert done.returncode == 0, done.stderr[-4000:]
 
 

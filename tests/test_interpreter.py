@@ -6,34 +6,32 @@ own, with any GPU hidden from it.
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 import textwrap
 from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
 import torch
 from paths import assert_same_bits, make, on_every_path, run
+from warm import Done, fresh, warm
 
 from rmsnorm_ref.interpreter import round_to_bf16
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 CALL = "rmsnorm(torch.ones(2, 8), torch.ones(8))"
 
 
 def python(source: str, **variables: str) -> str:
-    """Run source in a fresh Python that sees no GPU and no switch, and return what it prints."""
-    environment = os.environ | {"CUDA_VISIBLE_DEVICES": ""} | variables
-    if "TRITON_INTERPRET" not in variables:
-        environment.pop("TRITON_INTERPRET", None)
-    done = subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(source)],
-        env=environment,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    """Run source in a Python that has torch, and neither Triton, GPU nor switch, as `printed`."""
+    return printed(warm("torch").run, source, **variables)
+
+
+def printed(run: Callable[..., Done], source: str, **variables: str) -> str:
+    """Run source with any GPU hidden, and return what it prints."""
+    done = run("-c", textwrap.dedent(source), **{"CUDA_VISIBLE_DEVICES": ""} | variables)
     assert done.returncode == 0, done.stderr
     return done.stdout
 
@@ -88,7 +86,7 @@ def test_threads_take_turns_in_the_interpreter(device: str) -> None:
 
 def test_triton_imported_compiled_is_an_error_that_names_the_variable() -> None:
     """Once Triton compiles it cannot interpret, and the error says what to set and when."""
-    printed = python(f"""
+    said = python(f"""
         import triton, torch
         from rmsnorm_ref import rmsnorm
         try:
@@ -97,12 +95,12 @@ def test_triton_imported_compiled_is_an_error_that_names_the_variable() -> None:
             print(error)
         """)
     for part in ("x is on the CPU", "TRITON_INTERPRET=1", "before Python starts"):
-        assert part in printed
+        assert part in said
 
 
 def test_the_variable_set_too_late_is_the_same_error() -> None:
     """Setting the variable after Triton's import changes nothing, and the error still says so."""
-    printed = python(f"""
+    said = python(f"""
         import os, triton, torch
         from rmsnorm_ref import rmsnorm
         os.environ["TRITON_INTERPRET"] = "1"
@@ -111,8 +109,8 @@ def test_the_variable_set_too_late_is_the_same_error() -> None:
         except RuntimeError as error:
             print(error)
         """)
-    assert "TRITON_INTERPRET=1" in printed
-    assert "before Python starts" in printed
+    assert "TRITON_INTERPRET=1" in said
+    assert "before Python starts" in said
 
 
 def test_the_variable_set_beforehand_is_enough() -> None:
@@ -122,7 +120,9 @@ def test_the_variable_set_beforehand_is_enough() -> None:
 
 def test_without_triton_the_models_work_and_the_op_says_what_is_missing() -> None:
     """A machine with no Triton imports the package, uses both models, and gets a clear error."""
-    printed = python(f"""
+    said = printed(
+        fresh,
+        f"""
         import sys
 
         class NoTriton:
@@ -141,8 +141,9 @@ def test_without_triton_the_models_work_and_the_op_says_what_is_missing() -> Non
                 {CALL}
             except RuntimeError as error:
                 print(error)
-        """)
-    first, second = printed.splitlines()
+        """,
+    )
+    first, second = said.splitlines()
     assert first == second
     for part in ("needs Triton", "not installed", "install triton", "oracle.rmsnorm"):
         assert part in first

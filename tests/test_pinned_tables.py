@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import dataclasses
 import re
-import subprocess
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
 from fabricated import fabricated, slowed
+from site_build import sphinx
 
 from rmsnorm_ref.measure import choice, figures
 from rmsnorm_ref.measure.pinned import CHOICES
 
 if TYPE_CHECKING:
+    from warm import Done
+
     from rmsnorm_ref.measure.pinned import Choice
 
 pytest.importorskip("sphinx_gallery", reason="the site needs the docs extra")
@@ -44,12 +45,11 @@ def tables(monkeypatch: pytest.MonkeyPatch) -> Any:
     return pinned_tables
 
 
-def page(folder: Path, text: str) -> subprocess.CompletedProcess[str]:
+def page(folder: Path, text: str) -> Done:
     """Build one page, of the made-up recording without two of the choices."""
     (folder / "conf.py").write_text(CONF)
     (folder / "index.md").write_text(f"# One\n\n{text}\n\n(recording-fabricated)=\n## Made up\n")
-    command = [sys.executable, "-m", "sphinx", "-n", "-W", str(folder), str(folder / "site")]
-    return subprocess.run(command, capture_output=True, text=True, check=False, cwd=ROOT)
+    return sphinx(folder, folder / "site", ROOT)
 
 
 @pytest.mark.parametrize("chosen", CHOICES, ids=list(BY_KNOB))

@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import dataclasses
 import re
-import subprocess
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
 from fabricated import fabricated, slowed
+from site_build import sphinx
 
 from rmsnorm_ref.measure import choice
 
 if TYPE_CHECKING:
     from types import ModuleType
+
+    from warm import Done
 
     from rmsnorm_ref.measure.recording import Recording
 
@@ -204,7 +205,7 @@ def test_least_rows_is_the_border(pages: ModuleType) -> None:
     assert traffic.scratch_share(least - 1, 4096, torch.bfloat16, 132) > 0.01
 
 
-def build(folder: Path, text: str) -> subprocess.CompletedProcess[str]:
+def build(folder: Path, text: str) -> Done:
     """Build a site of one page with the facts and results extensions."""
     conf = f"import sys\nsys.path.append({str(ROOT / 'docs/_ext')!r})\n"
     conf += "extensions = ['facts', 'claims', 'recorded', 'results_tables', 'myst_parser']\n"
@@ -213,8 +214,7 @@ def build(folder: Path, text: str) -> subprocess.CompletedProcess[str]:
     (folder / "conf.py").write_text(conf)
     recorded = "# Recordings\n\n```{recordings}\n```\n"
     (folder / "index.md").write_text(f"# One\n\n{text}\n\n{recorded}")
-    command = [sys.executable, "-m", "sphinx", "-n", "-W", str(folder), str(folder / "site")]
-    return subprocess.run(command, capture_output=True, text=True, check=False, cwd=ROOT)
+    return sphinx(folder, folder / "site", ROOT)
 
 
 def test_directives_draw_and_link(tmp_path: Path) -> None:

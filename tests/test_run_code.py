@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import re
-import subprocess
-import sys
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
+from site_build import sphinx
+
+if TYPE_CHECKING:
+    from warm import Done
 
 pytest.importorskip("myst_parser", reason="the site needs the docs extra")
 ROOT = Path(__file__).parents[1]
 
 
-def build(folder: Path, text: str) -> subprocess.CompletedProcess[str]:
+def build(folder: Path, text: str) -> Done:
     """Build a site of one page."""
     conf = f"import sys\nsys.path.append({str(ROOT / 'docs/_ext')!r})\n"
     conf += "extensions = ['run_code', 'myst_parser']\nhtml_theme = 'basic'\n"
@@ -22,8 +25,7 @@ def build(folder: Path, text: str) -> subprocess.CompletedProcess[str]:
     (folder / "other.md").write_text(
         "---\norphan: true\n---\n# Two\n\n```{run}\nprint('a' in dir())\n```\n"
     )
-    command = [sys.executable, "-m", "sphinx", "-n", "-W", str(folder), str(folder / "site")]
-    return subprocess.run(command, capture_output=True, text=True, check=False, cwd=ROOT)
+    return sphinx(folder, folder / "site", ROOT)
 
 
 def blocks(page: Path) -> list[str]:

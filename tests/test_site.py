@@ -1,15 +1,13 @@
 """The site builds as the README says, offline, and a broken source stops it."""
 
-import os
 import re
 import socket
-import subprocess
-import sys
 import zlib
 from pathlib import Path
 
 import pytest
 from site_build import GALLERY, NO_NETWORK, ROOT, build
+from warm import fresh, warm
 
 
 def test_site_builds_with_no_network(site: Path) -> None:
@@ -19,17 +17,14 @@ def test_site_builds_with_no_network(site: Path) -> None:
         assert (site / "auto_examples" / f"{script.stem}.html").is_file()
 
 
-def test_network_really_is_denied(tmp_path: Path) -> None:
+def test_network_really_is_denied() -> None:
     """A connection to a listening port fails under the guard that the builds run under."""
-    (tmp_path / "sitecustomize.py").write_text(NO_NETWORK)
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
         code = f"import socket; socket.socket().connect(('127.0.0.1', {port}))"
-        for path, ends in (("", 0), (str(tmp_path), 1)):
-            environment = os.environ | {"PYTHONPATH": path}
-            command = [sys.executable, "-c", code]
-            result = subprocess.run(command, env=environment, capture_output=True, check=False)
-            assert result.returncode == ends
+        for path, ends in (("", 0), (NO_NETWORK, 1)):
+            for run in (fresh, warm(PYTHONPATH=path).run):
+                assert run("-c", code, PYTHONPATH=path).returncode == ends
 
 
 def test_small_site_builds(small: Path) -> None:
@@ -101,11 +96,7 @@ def test_readme_example_runs(tmp_path: Path) -> None:
     readme = (ROOT / "README.md").read_text()
     example = re.search(r"<!-- begin example -->\n```python\n(.*?)```", readme, re.DOTALL)
     assert example is not None
-    environment = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"}
-    command = [sys.executable, "-c", example[1]]
-    result = subprocess.run(
-        command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False
-    )
+    result = fresh("-c", example[1], folder=tmp_path)
     assert result.returncode == 0, result.stderr
     assert "torch.bfloat16 torch.bfloat16 torch.float32" in result.stdout
 

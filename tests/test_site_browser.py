@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from importlib import resources
 from typing import TYPE_CHECKING, Any
 
@@ -9,6 +10,7 @@ import pytest
 from site_build import pages_of
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
     from pathlib import Path
 
 HEAVIEST = 300_000  # bytes of a page and all that it loads, formulas left out
@@ -17,14 +19,15 @@ ALL_IMAGES = """Promise.all([...document.images].map(image => {
     image.loading = 'eager'
     return image.decode()
 }))"""
+# Colours that fade from one theme to the other have arrived.
+SETTLED = "Promise.all(document.getAnimations().map(animation => animation.finished))"
 FORMULAS = "[...document.querySelectorAll('math')].map(m => m.outerHTML).join('')"
-# All rules once; then those that another theme or width can break.
-LOOKS = [
-    ("light", 1400, []),
-    ("dark", 1400, ["color-contrast", "link-in-text-block"]),
-    ("light", 400, ["scrollable-region-focusable", "target-size", "landmark-unique", "link-name"]),
-]
-WIDTHS = (400, 900, 1400)
+# At each width: all rules of accessibility once; then those that another theme or width can break.
+LOOKS: dict[int, dict[str, list[str]]] = {
+    1400: {"light": [], "dark": ["color-contrast", "link-in-text-block"]},
+    900: {},
+    400: {"light": ["scrollable-region-focusable", "target-size", "landmark-unique", "link-name"]},
+}
 AT_ONCE = 8  # pages that load together: each is watched until its network has been still a while
 
 
@@ -48,31 +51,80 @@ class Tab:
         self.page.goto(address)
 
 
-@pytest.fixture
+class Visit:
+    """All pages in one window, each loaded once: rules that it breaks, its size, its formulas."""
+
+    def __init__(self, browser: Any, width: int) -> None:
+        self.broken: list[str] = []
+        self.widths: dict[str, int] = {}
+        self.heights: dict[str, list[float]] = {}
+        self._axe = resources.files("axe_playwright_python").joinpath("axe.min.js").read_text()
+        self._page = browser.new_page(viewport={"width": width, "height": 900})
+        self._looks = LOOKS[width]
+
+    def go(self, address: str, name: str) -> None:
+        """Load a page and look at it."""
+        self._page.emulate_media(color_scheme="light")
+        self._page.goto(f"{address}/{name}")
+        self.widths[name] = self._page.evaluate("document.documentElement.scrollWidth")
+        self.heights[name] = self._page.evaluate(
+            "[...document.querySelectorAll('math')].map(m => m.getBoundingClientRect().height)"
+        )
+        for theme, rules in self._looks.items():
+            self._page.emulate_media(color_scheme=theme)
+            self._page.evaluate(SETTLED)
+            self.broken += [f"{name}, {theme}: {found}" for found in self._violations(rules)]
+
+    def _violations(self, rules: list[str]) -> Iterator[str]:
+        options = {"resultTypes": ["violations"]} | ({"runOnly": rules} if rules else {})
+        self._page.evaluate(self._axe)
+        found = self._page.evaluate("options => axe.run(document, options)", options)
+        for rule in found["violations"]:
+            where = rule["nodes"][0]["html"][:200]
+            yield f"{rule['id']} x{len(rule['nodes'])}: {where}"
+
+    def close(self) -> None:
+        """Close the window."""
+        self._page.close()
+
+
+@pytest.fixture(scope="module")
 def names(site: Path) -> list[str]:
     """Name all pages of the site, from its root."""
     return [path.relative_to(site).as_posix() for path in pages_of(site)]
 
 
+@pytest.fixture(scope="module")
+def visit(chromium: Any, served: str, names: list[str]) -> Callable[[int], Visit]:
+    """Visit all pages at a width, once for all tests."""
+
+    @functools.cache
+    def visited(width: int) -> Visit:
+        found = Visit(chromium, width)
+        for name in names:
+            found.go(served, name)
+        found.close()
+        return found
+
+    return visited
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize(("theme", "width", "rules"), LOOKS)
-def test_no_page_breaks_a_rule_of_accessibility(
-    chromium: Any, served: str, names: list[str], theme: str, width: int, rules: list[str]
-) -> None:
+@pytest.mark.parametrize("width", [w for w, looks in LOOKS.items() if looks])
+def test_no_page_breaks_a_rule_of_accessibility(visit: Callable[[int], Visit], width: int) -> None:
     """axe-core finds nothing wrong on any page: light, dark, and where everything scrolls."""
-    axe = resources.files("axe_playwright_python").joinpath("axe.min.js").read_text()
-    context = chromium.new_context(color_scheme=theme, viewport={"width": width, "height": 900})
-    page = context.new_page()
-    options = {"resultTypes": ["violations"]} | ({"runOnly": rules} if rules else {})
-    wrong = []
-    for name in names:
-        page.goto(f"{served}/{name}")
-        page.evaluate(axe)
-        for rule in page.evaluate("options => axe.run(document, options)", options)["violations"]:
-            where = rule["nodes"][0]
-            wrong.append(f"{name}: {rule['id']} x{len(rule['nodes'])}: {where['html'][:200]}")
-    context.close()
-    assert not wrong, "\n".join(wrong)
+    assert not visit(width).broken, "\n".join(visit(width).broken)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("width", LOOKS)
+def test_no_page_scrolls_sideways(visit: Callable[[int], Visit], width: int) -> None:
+    """No page is wider than its window, and formulas are drawn, not shown as TeX."""
+    seen = visit(width)
+    assert not {name: found for name, found in seen.widths.items() if found > width}
+    flat = [name for name, heights in seen.heights.items() if any(h < 5 for h in heights)]
+    assert not flat
+    assert any(seen.heights.values())
 
 
 def test_pages_ask_nobody_else_and_are_light(chromium: Any, served: str, names: list[str]) -> None:
@@ -94,24 +146,6 @@ def test_pages_ask_nobody_else_and_are_light(chromium: Any, served: str, names: 
                 heavy[name] = total
     context.close()
     assert not heavy
-
-
-@pytest.mark.parametrize("width", WIDTHS)
-def test_no_page_scrolls_sideways(chromium: Any, served: str, names: list[str], width: int) -> None:
-    """No page is wider than its window, and formulas are drawn, not shown as TeX."""
-    context = chromium.new_context(viewport={"width": width, "height": 800})
-    page = context.new_page()
-    n_formulas = 0
-    for name in names:
-        page.goto(f"{served}/{name}")
-        assert page.evaluate("document.documentElement.scrollWidth") <= width, name
-        heights = page.evaluate(
-            "[...document.querySelectorAll('math')].map(m => m.getBoundingClientRect().height)"
-        )
-        assert all(height >= 5 for height in heights), name
-        n_formulas += len(heights)
-    context.close()
-    assert n_formulas
 
 
 def test_search_finds_a_decision(chromium: Any, served: str) -> None:
