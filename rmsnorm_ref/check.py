@@ -129,7 +129,9 @@ def _rows(todo: list[Cell], device: torch.device) -> Iterator[dict[str, Any]]:
             "cell": cell.label(),
             "path": [
                 tiling.forward_path(cell.N),
-                tiling.backward_path(cell.M, cell.N, device, cell.dtype),
+                tiling.backward_path(
+                    cell.M, cell.N, device, cell.dtype, FP32 if cell.layer else cell.dtype
+                ),
             ],
             "max_ulp": {name: _json(verdict.errors.max_ulp) for name, verdict in found.items()},
             "error_over_bound": {

@@ -1,7 +1,7 @@
 """The backward of few rows: both gradients in one launch, no partial buffer.
 
 Where rows are few the data is small, and what costs is the second launch and a buffer of partial
-sums that rivals the data. x and dy then fit in L2, so a second read costs HBM nothing.
+sums that rivals the data. An H200's L2 holds x and dy then, so a second read costs HBM nothing.
 One grid holds two kinds of programs: some own columns and add dw up over all rows, the others own
 rows and write dx, by the formulas of `backward.py`.
 """

@@ -24,7 +24,7 @@ SHIPPED = {
     "wide_backward": {8192: Config(16), 16384: Config(32)},
     "column_backward": {4096: Config(8, 4)},
 }
-REDUCE = Config(4)  # the dw reduction: a few microseconds, most of them the launch
+REDUCE = Config(4)  # the dw reduction, a few microseconds
 # Where the table is more than the noise away from the best: (path, BLOCK_SIZE, bytes per element).
 EXCEPTIONS = {
     ("forward", 1, 2): Config(1), ("forward", 64, 2): Config(8), ("forward", 1, 4): Config(16),

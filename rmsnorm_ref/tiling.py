@@ -1,9 +1,10 @@
 """Which kernel serves a shape, what each of its programs holds, and which rows it owns.
 
 All of this is pinned (decision D4): correctness needs BLOCK_SIZE >= N, and a row's bits must not
-depend on the rows that happen to sit beside it. Four choices follow M: the few-rows kernel with its
-tiles and the number of programs, which touch no bit but dw's, the forward's L2 policy and its cap
-on registers, which touch none. What may be searched is in `tuning.py`.
+depend on the rows that happen to sit beside it. Five choices follow M: the few-rows kernel with its
+tiles, the number of programs and whether the dw reduction is early, which touch no bit but dw's,
+the forward's L2 policy and its cap on registers, which touch none. What may be searched is in
+`tuning.py`.
 
 Times in comments are of bf16 on an H200: section `ablations` of h200-2026-11-30c-diagnosis.
 """
@@ -17,7 +18,7 @@ from .table import Config
 
 # Widest row that is accepted at all; every path below is tested up to here.
 LARGEST_N = 65536
-# Widest row kept whole in registers. At 8192 x 16384 the chunked backward takes 212 us against 296;
+# Widest row kept whole in registers. At 8192 x 16384 the chunked backward takes 212 us against 294;
 # the forwards are level.
 ONE_TILE_MAX = 8192
 # Widest row whose fp32 dw accumulator fits the register file of one SM beside the work on it.
@@ -56,7 +57,8 @@ FEW_ROWS_MIN_BLOCK = 64
 # x and w of different sizes pull the two kernels to different layouts up to here.
 FEW_ROWS_MIXED_MIN = 4097
 # Of so many rows a dx program takes one: 128 x 4096, 3.4 us against 3.6. Of up to twice as many,
-# and of narrow ones, it takes two, of more it takes four: 1024 x 2048, 6.9 us against 8.6.
+# and of narrow ones, it takes two, of more it takes four: 1024 x 2048, 6.9 us against 8.6. But no
+# fewer than move no bit, and no more than a tile holds (see `dx_rows`).
 ONE_DX_ROW_MAX = 128
 # Up to so many rows, or one row for so many columns, dw is added up 8 rows a step: 1 x 2048 takes
 # 1.58 us against 1.66, 64 x 8192 3.7 against 3.9. At 512 x 2048 it would be 8.2 against 4.6.

@@ -127,7 +127,8 @@ def backward(
     dx of a wide row needs x and dy a second time: out of a cache up to
     `tiling.CHUNKED_BACKWARD_MAX` columns, out of HBM above. There a kernel of its own hands over
     one mean per row, and 5*M*N*e bytes move instead of 3*M*N*e. Few rows are read once for dx and
-    once for dw, the second time out of a cache, and have no partial buffer.
+    once for dw, the second time out of a cache (L2, if it is as large as an H200's), and have no
+    partial buffer.
 
     Args:
         M: rows, 0 or more. Without rows w is not read; dw is still written, as zeros.

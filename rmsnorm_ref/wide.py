@@ -175,10 +175,10 @@ def column_backward_kernel(
         w = tl.load(w_ptr + cols, mask=mask, other=0.0).to(tl.float32)
     dw = tl.zeros([COLS], dtype=tl.float32)
     for step in tl.range(program, M, tl.num_programs(1), num_stages=NUM_STAGES):
-        # From the last row back: L2 still has some of what row_mean_kernel read last.
+        # From the last row back: L2 still has some of what row_mean_kernel read last, where it ran.
         row = M - 1 - step
         # ---- Load
-        # 2 * M * N * e bytes, from HBM for the second time in this backward: what wide rows cost.
+        # 2 * M * N * e bytes, mostly from HBM and for the second time: what wide rows cost.
         # 4 * M bytes of rstd, as many of mean, per block of columns. Masked lanes add 0 to dw.
         x_row_start = row * (x_row_stride // ROW_ALIGN * ROW_ALIGN)
         dy_row_start = row * (dy_row_stride // ROW_ALIGN * ROW_ALIGN)
@@ -192,7 +192,7 @@ def column_backward_kernel(
             mean = tl.load(mean_ptr + row)
             dx = ((dy * w - x_hat * mean) * rstd).to(dx_ptr.dtype.element_ty)
             tl.store(dx_ptr + row * N + cols, dx, mask=mask)
-        # The private fp32 accumulator, in the order of the rows.
+        # The private fp32 accumulator, from the last row to the first.
         dw += dy * x_hat
     # ---- Write
     # 4 * COLS bytes per program; reduce_dw_kernel adds them up.

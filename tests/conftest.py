@@ -5,7 +5,8 @@ from __future__ import annotations
 import gc
 import os
 import random
-from typing import TYPE_CHECKING
+import sys
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
@@ -19,6 +20,8 @@ from browser import chromium, page_of  # noqa: F401  # fixtures for every test m
 from paths import DEVICE
 from ranks import WORLD, Ranks
 from site_build import served, site, small  # noqa: F401  # fixtures of every site test
+
+from rmsnorm_ref import tuning
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -85,6 +88,23 @@ def _seeded() -> Iterator[None]:
     # Several processes share one GPU, and what torch keeps for later nobody else can have.
     if DEVICE == "cuda" and torch.cuda.memory_reserved() > 2**30:
         torch.cuda.empty_cache()
+
+
+def _forget_launches() -> None:
+    tuning.set_mode(None)
+    backward: Any = sys.modules.get(
+        "rmsnorm_ref.backward"
+    )  # it imports Triton, and may not be here
+    if backward:
+        backward._build_reduction.cache_clear()
+
+
+@pytest.fixture
+def unprepared() -> Iterator[None]:
+    """Forget what was launched before, and afterwards what a test launched with another tiling."""
+    _forget_launches()
+    yield
+    _forget_launches()
 
 
 @pytest.fixture

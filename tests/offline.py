@@ -22,7 +22,7 @@ from typing import Any, NamedTuple
 import torch
 
 FEW, MANY = 2, 16  # rows of a launch: few and many to the tiling of tensors on the CPU
-FEW_MEANT = (1, 200, 1024)  # what few stands for: each has tiles of its own on a GPU
+FEW_MEANT = (1, 100, 200, 1024)  # what few stands for: each has tiles of its own on a GPU
 
 
 class Job(NamedTuple):
@@ -55,6 +55,7 @@ class Compiled(NamedTuple):
     assembly: str  # a digest of the PTX or the AMD assembly
     spread: str  # how a row that is summed lies over elements of a thread, lanes and warps
     handover: str  # to or from the next launch, before memory is touched: what it does, or ""
+    starts_early: bool  # whether it is launched while the kernel before it runs
 
 
 SPREAD_OVER = ("sizePerThread", "threadsPerWarp", "warpsPerCTA")
@@ -200,6 +201,7 @@ def measure(kernel: Any) -> Compiled:
         hashlib.sha256(assembly.encode()).hexdigest(),
         spread(kernel.asm["ttgir"]),
         handover(assembly),
+        getattr(metadata, "launch_pdl", False),
     )
 
 

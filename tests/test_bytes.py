@@ -225,6 +225,24 @@ def test_backward_moves_what_the_model_says(
 
 
 @interpreted
+@pytest.mark.usefixtures("unprepared")
+@pytest.mark.parametrize("N", [72, 200, 1024])
+def test_few_rows_move_as_much_in_any_number_of_column_blocks(
+    recorder: Recorder, monkeypatch: pytest.MonkeyPatch, N: int
+) -> None:
+    """With as few columns to a program as on a GPU, the model still counts every byte."""
+    from rmsnorm_ref import backward
+
+    monkeypatch.setattr(tiling, "dw_cols", lambda *_: 16)
+    M = 6
+    x, w, dy = make(M, N, BF16, device="cpu")
+    backward.launch_backward(dy, N, x, N, w, torch.ones(M))
+    config = tuning.shipped("backward", N, BF16)
+    n_programs = -(-M // tiling.dx_rows(M, N, BF16, config))
+    judge(recorder, traffic.backward(M, N, BF16, device=CPU), n_programs)
+
+
+@interpreted
 @pytest.mark.parametrize(
     ("gap", "row_stride", "fault"), [(0, 80, "outside every tensor"), (16, 72, "between two rows")]
 )

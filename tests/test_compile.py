@@ -199,10 +199,10 @@ def test_a_reduction_that_is_early_waits_first(
         for path in paths_of(N)
     ]
     for job, kernels in zip(jobs, compilers.compile(jobs), strict=True):
-        found = [kernel.handover for kernel in kernels]
-        expected = [""] * len(kernels)
+        found = [(kernel.handover, kernel.starts_early) for kernel in kernels]
+        expected = [("", False)] * len(kernels)
         if job.path == "backward" and early:
-            expected = ["launch_dependents", "wait"]
+            expected = [("launch_dependents", False), ("wait", True)]
         assert found == expected, job
 
 
@@ -293,7 +293,9 @@ def test_limits_are_felt() -> None:
     """A kernel one unit above each limit is found at fault, and one that meets them all is not."""
     job = Job(CHOSEN_ON, "forward", 2048, "float16", "float16", 2, 1)
     most_shared = TARGETS[CHOSEN_ON].n_shared_bytes
-    fits = Compiled("kernel", MOST_THREADS, 32, most_shared, MOST_SPILL_BYTES, "", "", "")
+    fits = Compiled(
+        "kernel", MOST_THREADS, 32, most_shared, MOST_SPILL_BYTES, "", "", "", starts_early=False
+    )
     assert not faults(job, fits)
     for name in ("n_threads", "n_shared_bytes", "n_spill_bytes"):
         assert len(faults(job, fits._replace(**{name: getattr(fits, name) + 1}))) == 1

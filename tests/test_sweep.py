@@ -26,7 +26,7 @@ from paths import (
     run,
 )
 
-from rmsnorm_ref import launch, tiling, tuning
+from rmsnorm_ref import launch, tiling
 from rmsnorm_ref.data import hidden_states
 
 
@@ -89,6 +89,7 @@ def test_every_program_counts_its_rows_once(
     check(*make(M, N, torch.float32, device=device))
 
 
+@pytest.mark.usefixtures("unprepared")
 @pytest.mark.parametrize(("N", "M"), [(64, 3), (512, 8), (1024, 5)])
 @pytest.mark.parametrize("stages", [1, 2])
 def test_few_rows_are_right_in_either_order_of_programs(
@@ -105,9 +106,7 @@ def test_few_rows_are_right_in_either_order_of_programs(
     monkeypatch.setattr(launch.Launch, "__call__", spy)
     monkeypatch.setattr(tiling, "dw_stages", lambda *_: stages)
     monkeypatch.setattr(tiling, "dw_cols", lambda *_: 32)  # interpreted, too, several programs
-    tuning.set_mode(None)  # forgets what was launched so far
     check(*make(M, N, torch.float32, device=device))
-    tuning.set_mode(None)
     assert (launched[-1] == 0) == (stages > 1)
 
 
