@@ -63,8 +63,7 @@ def partial_rows(n_programs: int) -> torch.Tensor:
     rmsnorm_backward_kernel[n_programs,](
         dy, x, None, rstd, None, partial_dw, N, N, M, N, *tile, align, 1, OVERLAP=False
     )  # fmt: skip
-    rows = tiling.reduce_rows(N, device, early=False)
-    cols = tiling.reduce_cols(N, device, early=False)
+    rows, cols = (f(N, device, early=False) for f in (tiling.reduce_rows, tiling.reduce_cols))
     reduce_dw_kernel[-(-N // cols),](partial_dw, dw, n_programs, N, rows, cols, OVERLAP=False)
     return dw
 

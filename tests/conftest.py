@@ -57,6 +57,11 @@ def pytest_collection_finish() -> None:
     gc.set_threshold(50_000, 20, 100)
 
 
+def pytest_unconfigure() -> None:
+    """Let Python take it all apart in the end: Triton counts what is left, and complains."""
+    gc.unfreeze()
+
+
 @pytest.fixture
 def device() -> str:
     """Name the device under test: "cuda" where kernels compile, "cpu" where interpreted."""

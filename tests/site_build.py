@@ -7,10 +7,11 @@ import http.server
 import json
 import os
 import shutil
+import sys
 import threading
 from html.parser import HTMLParser
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from filelock import FileLock
@@ -124,6 +125,15 @@ def small(tmp_path: Path) -> Path:
     return folder
 
 
+class Unperturbed(http.server.ThreadingHTTPServer):
+    """Serve on where a browser leaves before all of a page has come: it has seen enough."""
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """Report what goes wrong, unless it is that."""
+        if not isinstance(sys.exception(), ConnectionError):
+            super().handle_error(request, client_address)
+
+
 @pytest.fixture(scope="session")
 def served(site: Path) -> Iterator[str]:
     """Serve the built site on this machine alone, and stop afterwards."""
@@ -133,7 +143,7 @@ def served(site: Path) -> Iterator[str]:
             """Say nothing: a failing test's output is its own."""
 
     handler = functools.partial(Quiet, directory=str(site))
-    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler)
+    server = Unperturbed(("127.0.0.1", 0), handler)
     threading.Thread(target=server.serve_forever, daemon=True).start()
     yield f"http://127.0.0.1:{server.server_port}"
     server.shutdown()
