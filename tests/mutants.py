@@ -88,7 +88,7 @@ class Mutant(NamedTuple):
     new: str
     case: Case
     dtypes: tuple[torch.dtype, ...]
-    only: str  # "cpu" or "cuda", where the fault shows on one of them alone
+    only: str  # "cpu", "cuda", or "cuda-early" (see `tiling.overlaps`): where alone it shows
 
     def __str__(self) -> str:
         """Name the fault, its place, and what was written there."""
