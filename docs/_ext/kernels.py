@@ -53,7 +53,7 @@ MEANINGS = {
     "COLS": "columns that a program owns",
     "DW_ROWS": "rows that a program of dw adds per step",
     "DW_COLS": "columns that a program of dw owns",
-    "DW_STAGES": "steps of that loop in flight, this one included",
+    "DW_STAGES": "steps of dw in flight, this one included",
     "OVERLAP": "whether the second kernel is put in place while the first still runs",
     "NUM_STAGES": "steps of the loop in flight, this one included",
     "EVICTION": "L2 policy of x and y; it follows the size of x and changes no bit",

@@ -86,13 +86,18 @@ def _predicted(row: Row, spelling: traffic.Spelling) -> float:
     )
 
 
+def in_order(rows: Sequence[Row]) -> list[Row]:
+    """Return our own rows as tables list them: by columns, then by rows."""
+    return sorted(recording.select(rows, contender="ours"), key=lambda row: (row.N, row.M))
+
+
 def cells(pass_: str, section: str = "seed", dtype: str = "bfloat16") -> Table:
     """List time, bandwidth, share of the ceiling and the fastest peer of each cell."""
     rows, source = picked(kind="kernel", section=section, pass_=pass_, dtype=dtype)
     found = findings.races(rows)
     body = []
     flagged: set[str] = set()
-    for ours in sorted(recording.select(rows, contender="ours"), key=lambda row: (row.N, row.M)):
+    for ours in in_order(rows):
         best = min(
             (race for race in found if race.ours is ours), key=lambda race: race.ratio, default=None
         )
@@ -123,7 +128,7 @@ def peers(pass_: str, section: str = "seed", dtype: str = "bfloat16") -> Table:
         (cell_name(race.ours), race.other.contender): race for race in found
     }
     body = []
-    for ours in sorted(recording.select(rows, contender="ours"), key=lambda row: (row.N, row.M)):
+    for ours in in_order(rows):
         at = cell_name(ours)
         cells_ = [ratios.get((at, name)) for name in names]
         body.append(
