@@ -75,6 +75,7 @@ class Case(NamedTuple):
     equal: bool = False  # all x of a row are equal, so that rounding errors do not average out
     unit_w: bool = False  # the weight is all ones
     alone: bool = False  # row 0 is also run by itself
+    queued: bool = False  # launched as one, with nothing to compile in between
 
 
 class Mutant(NamedTuple):
@@ -127,6 +128,7 @@ def make(
         options.get("needs", "xw"),
         "equal" in options,
         alone="alone" in options,
+        queued="queued" in options,
     )
     dtypes = tuple(DTYPES[dtype] for dtype in options.get("dtypes", " ".join(DTYPES)).split())
     return Mutant(
