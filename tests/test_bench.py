@@ -28,7 +28,7 @@ from rmsnorm_ref.measure import (
     timing,
 )
 from rmsnorm_ref.measure.plan import Step
-from rmsnorm_ref.measure.schema import BACKWARD, FORWARD
+from rmsnorm_ref.measure.schema import BACKWARD, FORWARD, Config
 from rmsnorm_ref.measure.session import GpuLostError, Session, Stopped
 
 if TYPE_CHECKING:
@@ -202,7 +202,11 @@ def test_a_run_says_how_far_it_moved(tmp_path: Path) -> None:
         recording.select(before.rows, kind="kernel", section="seed", contender=name)
         for name in ("ours", "liger")
     )
-    rows = [*ours[:-1], slowed(ours[-1], 1.05), slowed(peer[0], 0.98), *peer[1:]]
+    (searched,) = recording.select(before.rows, kind="kernel", section="seed", contender="fla")[:1]
+    was, now = (dataclasses.replace(searched, N=5, config=Config(n, 1)) for n in (4, 8))
+    before = dataclasses.replace(before, rows=(*before.rows, was))
+    anew = slowed(now, 1.1)
+    rows = [*ours[:-1], slowed(ours[-1], 1.05), slowed(peer[0], 0.98), *peer[1:], anew]
     asked, path = made_up_session(), tmp_path / "run.json"
     asked.before = before
     assert bench.execute(asked, [a_step("all", *rows)], path, facts) == 0
@@ -211,8 +215,9 @@ def test_a_run_says_how_far_it_moved(tmp_path: Path) -> None:
     assert note == (
         f"against fabricated: ours: {len(ours)} medians moved by 0.0% (median), 5.0% at most "
         f"(ours, seed {last.M} x {last.N} bfloat16 {last.pass_}); 1 by 3% or more; "
-        f"peers: {len(peer)} medians moved by 0.0% (median), 2.0% at most "
-        f"(liger, seed {peer[0].M} x {peer[0].N} bfloat16 {peer[0].pass_}); 0 by 3% or more"
+        f"peers: {len(peer) + 1} medians moved by 0.0% (median), 10.0% at most "
+        f"(fla, seed {anew.M} x 5 bfloat16 {anew.pass_}); 1 by 3% or more "
+        "(1 of them with another config)"
     )
     asked.notes.clear()
     assert bench.execute(asked, [a_step("one", kernel_row(N=3))], tmp_path / "2.json", facts) == 0

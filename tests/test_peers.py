@@ -239,6 +239,23 @@ def test_packages_are_called_by_their_own_signature(
     assert (cutlass in sys.path) == (name == "quack")
 
 
+def test_choice_of_fla_is_read_through_decorators(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The config that FLA's search chose is that of its kernel for whole rows, or is not known."""
+    assert peers.config_of_fla("forward", 4096) is None or "fla.modules.layernorm" in sys.modules
+    module: Any = ModuleType("fla.modules.layernorm")
+    module.layer_norm_fwd_kernel_row = SimpleNamespace(
+        best_config=SimpleNamespace(num_warps=8, num_stages=3)
+    )
+    backward = SimpleNamespace(best_config=SimpleNamespace(num_warps=4, num_stages=2))
+    module.layer_norm_bwd_kernel_row = SimpleNamespace(fn=backward)
+    monkeypatch.setitem(sys.modules, "fla.modules.layernorm", module)
+    assert peers.config_of_fla("forward", 4096) == (8, 3)
+    assert peers.config_of_fla("backward", 513) == (4, 2)
+    assert peers.config_of_fla("backward", 512) is None
+    del backward.best_config
+    assert peers.config_of_fla("backward", 513) is None
+
+
 def test_listing_peers_imports_none_of_them() -> None:
     """Importing the module and listing it loads no Triton, no Dynamo, no peer, and no CUDA."""
     code = (

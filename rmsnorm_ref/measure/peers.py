@@ -160,6 +160,23 @@ def _flash_attn(N: int, dtype: torch.dtype, eps: float = EPS) -> Call:
     return lambda x, w: rms_norm(x, w, None, eps=eps)
 
 
+def config_of_fla(pass_: str, N: int) -> tuple[int, int] | None:
+    """Return the warps and stages that FLA's search chose for the call it ran last.
+
+    It searches at the first call of each N and dtype, at whatever M that has, and keeps the choice:
+    two runs may time two kernels. None up to 512 columns, where a choice has rows of a tile too,
+    and where another version of FLA keeps its choice elsewhere.
+    """
+    short = {"forward": "fwd", "backward": "bwd"}[pass_]
+    module: Any = sys.modules.get("fla.modules.layernorm")
+    kernel = getattr(module, f"layer_norm_{short}_kernel_row", None)
+    while kernel is not None and not hasattr(kernel, "best_config"):
+        kernel = getattr(kernel, "fn", None)  # what a decorator wraps
+    if kernel is None or N <= 512:  # as FLA decides
+        return None
+    return kernel.best_config.num_warps, kernel.best_config.num_stages
+
+
 def _quack(N: int, dtype: torch.dtype, eps: float = EPS) -> Call:
     """Find cutlass first: its wheel keeps it in a folder that only a .pth file puts on the path.
 

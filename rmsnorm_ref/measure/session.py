@@ -146,12 +146,15 @@ class Session:
     def row(
         self, cell: Cell, pass_: Pass, contender: str, sample: timing.Sample | None, **more: Any
     ) -> Row:
-        """Make a row; what only ours has is filled in by `ours_fields`."""
+        """Make a row; what only ours has is filled in by `ours_fields`, FLA's choice by FLA."""
         timed: dict[str, Any] = {}
         if sample is not None:
             timed["time_s"] = Quantiles(sample.p20_s, sample.p50_s, sample.p80_s)
             timed["repeat_time_s"], timed["n_samples"] = sample.repeat_p50_s, sample.n_samples
-        ours = self.ours_fields(cell, pass_) if contender == OURS.name else {}
+        known = self.ours_fields(cell, pass_) if contender == OURS.name else {}
+        if contender == "fla" and sample is not None and pass_ in {FORWARD, BACKWARD}:
+            config = peers.config_of_fla(pass_, cell.N)
+            known = {"config": config and Config(*config)}
         fields: dict[str, Any] = {
             "section": cell.section,
             "contender": contender,
@@ -162,7 +165,7 @@ class Session:
             "w_dtype": dtype_name(cell.dtype),
             "obligatory_bytes": obligatory_bytes(pass_, cell),
         }
-        return Row(**(fields | timed | ours | more))
+        return Row(**(fields | timed | known | more))
 
     def ours_fields(self, cell: Cell, pass_: Pass) -> dict[str, Any]:
         """Return path, config, programs and scratch of our kernels on a cell, once they ran."""
