@@ -13,7 +13,7 @@ that is too narrow, and what the launches cost that the search tries.
 #
 # A row sits in one tile of ``BLOCK_SIZE = next_power_of_2(N)`` lanes. The kernel below is the
 # package's own, launched by hand: once with that tile and once with half of it, a choice that a
-# search over tiles would call faster, as it moves half the bytes.
+# search over tiles would call faster, as it leaves out what does not fit.
 
 import collections
 

@@ -73,7 +73,7 @@ for name, found in errors.items():
 # bf16 has 8 bits. Once a total is 256 times what is added, the next term is half the spacing or
 # less: it is lost, and so is every term after it. Terms all have one sign here, so nothing makes up
 # for the loss. fp16 has 11 bits and gets there eight times later; its own trouble is range, as the
-# square of anything above 255 overflows it. fp32 has 24 bits, and rows are shorter than that.
+# square of 256 overflows it. fp32 has 24 bits: it would take a row of some 16 million terms.
 
 counter = torch.zeros((), dtype=torch.bfloat16)
 for _ in range(1000):

@@ -2,10 +2,10 @@
 A language model trains the same with RMSNorm as with torch.nn.RMSNorm
 ======================================================================
 
-The last test of a layer is a training run. A character model of one block is trained twice
-from the same start, once with :class:`rmsnorm_ref.RMSNorm` and once with
-:class:`torch.nn.RMSNorm`. Two correct kernels round differently, so the runs are not equal to the
-bit; the question is whether they differ by more than a correct norm and an exact one do.
+The last test of a layer is a training run. A character model of one block is trained from the same
+start with :class:`rmsnorm_ref.RMSNorm`, with :class:`torch.nn.RMSNorm` and with an exact norm. Two
+correct kernels round differently, so the runs are not equal to the bit; the question is whether
+they differ by more than a correct norm and an exact one do.
 """
 
 # %%

@@ -4,8 +4,9 @@
 element by element, how far fp32 arithmetic and one rounding can be from the truth. None looks at
 another kernel, so the claim is "within X of the true value", not "same as theirs".
 
-Range of the bounds: fp32 holds the sum of squares (a row of 1e19 overflows it whatever the dtype)
-and intermediates are zero or normal in fp32. Inputs are taken as given, that is already rounded.
+Range of the bounds: fp32 holds the sum of squares (a row with a norm above 1.8e19 overflows it,
+whatever the dtype) and intermediates are zero or normal in fp32. Inputs are taken as given, that is
+already rounded.
 """
 
 from __future__ import annotations

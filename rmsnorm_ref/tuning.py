@@ -137,7 +137,7 @@ def mode() -> str:
 
 
 def set_mode(new: str | None) -> None:
-    """Choose between "search" and "fixed" for all calls from now on; None follows the variable.
+    """Choose between "search" and "fixed" for all calls from now on; None: as RMSNORM_REF_TUNING.
 
     Args:
         new: "search" (time configs at the first call of each width), "fixed" (the table), or None.

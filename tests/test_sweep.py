@@ -170,7 +170,7 @@ def test_the_same_input_gives_the_same_bits(N: int, M: int, device: str) -> None
 def test_a_row_has_the_same_bits_in_any_batch(
     N: int, M: int, dtype: torch.dtype, device: str
 ) -> None:
-    """A row has the same y and dx, bit for bit, alone and at either end of a batch (same-row)."""
+    """A row has the same y and dx, bit for bit, alone and at either end of a batch."""
     x, w, dy = make(M, N, dtype, device=device)
     x[-1], dy[-1] = x[0], dy[0]
     alone, batch = run(x[:1], w, dy[:1]), run(x, w, dy)

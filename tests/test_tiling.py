@@ -47,7 +47,7 @@ def test_programs_number_what_the_sms_allow_and_none_is_idle(
 
 
 def test_a_cap_on_registers_is_asked_for_where_it_makes_one_wave() -> None:
-    """132 SMs hold 12 programs of 128 threads, capped 16; no other tile, dtype or GPU is capped."""
+    """Registers are capped where that makes one wave of two, and not elsewhere."""
     wave = tiling.one_wave(2048, BF16, 4, 132, 2048)
     assert wave == tiling.one_wave(1032, FP16, 4, 132, 2048) == range(132 * 12 + 1, 132 * 16 + 1)
     assert tiling.one_wave(4096, BF16, 8, 132, 2048) == range(132 * 6 + 1, 132 * 8 + 1)

@@ -151,7 +151,7 @@ def test_host_time_leaves_out_the_first_round_and_the_wait() -> None:
 @pytest.mark.parametrize("l2_bytes", [2**20, 50 * 2**20])
 @pytest.mark.parametrize("n_bytes", [2**10, 2**18, 2**24, 2**28])
 def test_inputs_that_take_turns_outgrow_the_l2(n_bytes: int, l2_bytes: int) -> None:
-    """There are at least two, and as many as a multiple of the L2 takes, up to the limit."""
+    """Inputs that take turns are two or more, and as many as a multiple of the L2 takes."""
     n_sets = timing.n_input_sets(n_bytes, l2_bytes)
     assert 2 <= n_sets <= calls.MOST_INPUT_SETS
     assert n_sets * n_bytes >= calls.L2_MULTIPLE * l2_bytes or n_sets == calls.MOST_INPUT_SETS
@@ -180,7 +180,7 @@ def test_graphs_are_long_enough_and_no_longer(n_sets: int, n_bytes: int) -> None
 def test_suspect_bandwidths_are_flagged(
     bandwidth: float, ceiling: float | None, footprint: int, expected: tuple[str, ...]
 ) -> None:
-    """What beats the ceiling, or whose inputs fit in an L2 of 10 bytes, never stands bare."""
+    """A bandwidth above the ceiling, or from inputs that fit in the L2, is flagged as such."""
     assert timing.flags(bandwidth, ceiling, footprint, 10) == expected
 
 
@@ -259,7 +259,7 @@ def test_forward_records_nothing() -> None:
 
 @pytest.mark.parametrize("pass_", [FORWARD, BACKWARD])
 def test_ceilings_move_the_obligatory_bytes(pass_: Any) -> None:
-    """Each reads x (and dy) whole and writes `out` whole: 2 or 3 tensors, as the pass must."""
+    """Every ceiling kernel reads x (and dy) whole and writes `out` whole, as the pass must."""
     interpreter.prepare(torch.device(DEVICE))
     for name, kernel in timing.ceilings(pass_).items():
         (inputs,) = calls.make_inputs(3, 700, torch.float32, 1, DEVICE)

@@ -65,7 +65,12 @@ def us(contender: str, pass_: str, M: int, N: int, dtype: str = "bfloat16") -> F
     """Return the median kernel time in microseconds, three digits."""
     (row,), source = cell([contender], pass_, M, N, dtype)
     assert row.time_s is not None
-    return Fact(f"{row.time_s.p50 * 1e6:.3g} µs", source.id)
+    return Fact(micro(row.time_s.p50), source.id)
+
+
+def micro(time_s: float) -> str:
+    """Print a time in microseconds with three digits, the last one even if it is 0."""
+    return f"{f'{1e6 * time_s:#.3g}'.rstrip('.')} µs"
 
 
 def share(contender: str, pass_: str, M: int, N: int, dtype: str = "bfloat16") -> Fact:

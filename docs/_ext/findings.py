@@ -84,7 +84,7 @@ def speedups(other: str, pass_: str, section: str = "seed", **equal: Any) -> Fac
     """Return the least and the largest factor by which another contender takes longer."""
     rows, source = picked(kind="kernel", section=section, pass_=pass_, **equal)
     ratios = [race.ratio for race in races(rows) if race.other.contender == other]
-    return Fact(spread(ratios, "{:.1f}"), source.id)
+    return Fact(spread(ratios, "{:.2f}"), source.id)
 
 
 def lost(rows: Sequence[Row]) -> list[Race]:

@@ -46,7 +46,7 @@ MEANINGS = {
     "dw_programs": "how many programs own columns of dw",
     "pairs": "how many programs of each kind take turns, before the others",
     "BLOCK_SIZE": "lanes of a row's tile: next_power_of_2(N)",
-    "ROWS": "rows in a tile, or partial rows added per step",
+    "ROWS": "rows in a tile; in the reduction, partial rows added per step",
     "ROW_ALIGN": "a power of two that divides N and every row stride",
     "CHUNK": "columns per step",
     "N_CHUNKS": "steps in a row: cdiv(N, CHUNK)",

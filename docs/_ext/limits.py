@@ -6,7 +6,7 @@ import math
 from typing import TYPE_CHECKING, Any
 
 import torch
-from evidence import Fact
+from evidence import Fact, micro
 from findings import SPELLINGS, seconds, spread
 
 from rmsnorm_ref import traffic
@@ -92,7 +92,7 @@ def values(found: Sequence[int]) -> str:
 
 def pinned(name: str, contender: str, pass_: str, M: int, N: int, dtype: str) -> Fact:
     """Return a time from one recording by name: for what was seen once and is told as such."""
-    return Fact(f"{1e6 * seconds(_one(name, contender, pass_, M, N, dtype)):.3g} µs", name)
+    return Fact(micro(seconds(_one(name, contender, pass_, M, N, dtype))), name)
 
 
 def pinned_warps(name: str, pass_: str, M: int, N: int, dtype: str) -> Fact:

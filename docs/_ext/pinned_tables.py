@@ -91,7 +91,7 @@ def summary(choices: Sequence[Choice]) -> Table:
             body.append(
                 (f"{choice.knob}: {choice.meaning}", f"{spread(ratios, '{:.3f}')} ({cells_said})")
             )
-    caption = "Time of the best alternative to what is taken, over its own (bfloat16)"
+    caption = "Time of the best alternative, over that of what is taken (bfloat16)"
     return Table(caption, ("choice", RATIO), body, tuple(sources))
 
 

@@ -45,7 +45,7 @@ def sentence(race: Race) -> str:
     fused = race.lanes[-1]
     lanes = [
         f"{lane.label} moves {size(lane.n_bytes)} in {microseconds(lane.time_s)} with "
-        f"{count(lane)}, taking {lane.time_s / fused.time_s:.1f} times as long as fused"
+        f"{count(lane)}, taking {lane.time_s / fused.time_s:.2f} times as long as fused"
         for lane in race.lanes[:-1]
     ]
     lanes.append(

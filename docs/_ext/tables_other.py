@@ -60,8 +60,8 @@ def explained() -> Table:
                 f"{numbers.predicted:.2f}",
                 f"{numbers.fused_bandwidth / 1e12:.2f}",
                 f"{numbers.eager_bandwidth / 1e12:.2f}",
-                f"{numbers.bandwidth_factor:.2f}",
-                f"{numbers.left_out:.2f}",
+                f"{numbers.bandwidth_factor:.3f}",
+                f"{numbers.left_out:.3f}",
                 f"{numbers.measured:.2f}",
             )
         )
@@ -96,7 +96,7 @@ def host() -> Table:
         for name in dict.fromkeys(row.contender for row in rows)
     ]
     caption = f"Host time per call in µs, {cell_name(rows[0])}, {rows[0].dtype}"
-    kinds_said = ("forward, no gradients", "forward, recording", "forward and backward")
+    kinds_said = ("forward, no gradients", "forward, for a backward", "forward and backward")
     return Table(caption, ("implementation", *kinds_said), body, (source.id,))
 
 

@@ -1,8 +1,9 @@
 """Which recording speaks for a number, where several hold it: one rule for pages and figures.
 
 1. A recording of the kernels as they are in this tree comes before one of kernels that changed.
-2. Then the one with the most of the rows that are asked for: neither a sample of the cells nor a
-   run without peers hides a full one.
+2. Then the one with the most of the rows that are asked for, those of all contenders counted,
+   whoever is asked for: neither a sample of the cells nor a run without peers hides a full one,
+   and ours and a peer's are read from the same.
 3. Then the newest.
 
 So a new recording takes over wherever it should, and nothing that shows numbers names a file.
@@ -36,8 +37,9 @@ def ranked(**equal: Any) -> list[Recording]:
         >>> [each.id for each in ranked(section="seed")] != []
         True
     """
-    n_rows = {each.id: len(recording.select(each.rows, **equal)) for each in shipped()}
-    having = [each for each in shipped() if n_rows[each.id]]
+    anyones = {name: value for name, value in equal.items() if name != "contender"}
+    n_rows = {each.id: len(recording.select(each.rows, **anyones)) for each in shipped()}
+    having = [each for each in shipped() if recording.select(each.rows, **equal)]
     return sorted(having, key=lambda each: (recording.stale(each), -n_rows[each.id]))
 
 

@@ -145,7 +145,7 @@ def time_by_cell(
         panels.bar(panel, at, measured_us, look.colour, 0.25)
         panel.vlines(predicted_us, at - 0.14, at + 0.14, color=style.CARD, linewidth=4)
         panel.vlines(predicted_us, at - 0.14, at + 0.14, color=style.INK, linewidth=1.6)
-        text = f"{race.measured:.1f}{panels.TIMES} ({race.predicted:.1f}{panels.TIMES})"
+        text = f"{race.measured:.2f}{panels.TIMES} ({race.predicted:.2f}{panels.TIMES})"
         panels.behind(panel, max(measured_us, predicted_us), at, text)
     label = "time per call, µs (behind each bar: how much faster\n"
     label += "the fused kernel is, and the prediction in brackets)"
@@ -153,8 +153,8 @@ def time_by_cell(
     entries = style.patches(panel, [style.LOOKS[name] for name in names])
     entries += panel.plot([], [], "|", color=style.INK, markersize=10, mew=2, label="predicted")
     first = names[1]
-    reached = panels.span((r.measured for r in races if r.row.contender == first), "{:.1f}")
-    predicted = panels.span((r.predicted for r in races if r.row.contender == first), "{:.1f}")
+    reached = panels.span((r.measured for r in races if r.row.contender == first), "{:.2f}")
+    predicted = panels.span((r.predicted for r in races if r.row.contender == first), "{:.2f}")
     finding = f"{reached} times faster than eager, {predicted} predicted"
     alt = (
         f"Time per call of the {pass_} in {dtype} for {panels.some(places.y, 'shape')}, fused "

@@ -233,7 +233,7 @@ class Provenance:
     date: str = field(metadata=_says("of the start, UTC, ISO 8601"))
     commit: str | None = field(metadata=_says("of the code"))
     clean: bool = field(metadata=_says("whether every tracked file was as in that commit"))
-    fingerprint: str = field(metadata=_says("of the kernels' code, see `fingerprint`"))
+    fingerprint: str = field(metadata=_says("of the kernels' code, comments and docstrings apart"))
     command: str = field(metadata=_says("what was run"))
     duration_s: float = field(metadata=_says("how long it took"))
     interrupted: bool = field(metadata=_says("whether it was stopped before its end"))

@@ -171,7 +171,7 @@ def config_cost(
     worst = max(map(max, extra.values())) + 1
     finding = f"{pass_.title()}, {dtype}: a wrong config costs up to {worst:.2f} times the best"
     if costs:
-        finding += f", the shipped one at most {panels.percent(max(costs))}"
+        finding += f"; the shipped one is at most {panels.percent(max(costs))} above it"
     n_widths = panels.some(by_N, "width")
     alt = f"Time of every launch config over the best one for {n_widths}: {finding}."
     return style.finish(figure, finding, alt, recording, entries)

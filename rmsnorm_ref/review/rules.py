@@ -49,7 +49,7 @@ _TABLE = (
     ("r-rounding-y", "Value", "y is computed in fp32 and rounded once.",
      "An intermediate kept in 16 bits costs up to a unit in the last place each time.", _NOTE),
     ("r-rounding-dx", "Value", "dx is computed in fp32 and rounded once.",
-     "The same, in the backward, where the mean term adds its own roundings.", _NOTE),
+     "An intermediate kept in 16 bits costs as much here, and the mean term adds its own.", _NOTE),
     ("r-rounding-dw", "Value", "dw is summed in fp32 and rounded once.",
      "Terms or partial sums kept in 16 bits lose what the sum was to collect.", _NOTE),
     # ---- semantics
@@ -110,8 +110,10 @@ _TABLE = (
      "Inference and training must agree.", _FAILS),
     ("r-forward-only", "Contract", "The function is differentiable.",
      "A fact about the kernel, and no fault.", "A note."),
-    ("r-no-x-gradient", "Contract", "x gets a gradient.", "The same.", "A note."),
-    ("r-no-weight-gradient", "Contract", "w gets a gradient.", "The same.", "A note."),
+    ("r-no-x-gradient", "Contract", "x gets a gradient.",
+     "A fact about the kernel: it can only be a first layer.", "A note."),
+    ("r-no-weight-gradient", "Contract", "w gets a gradient.",
+     "A fact about the kernel: its gain cannot be trained.", "A note."),
     ("r-double-backward", "Contract", "A second derivative is right or refused.",
      "A gradient penalty that vanishes in silence trains another loss.",
      "Fails where it is wrong; where it vanishes it is a note. Refusing is right."),
@@ -132,7 +134,7 @@ _TABLE = (
      "Padding is made of such rows; without eps they are 0/0.", _FAILS),
     ("r-nan-contained", "Extremes", "NaN and infinity stay in their row, and do not vanish there.",
      "One bad sample must not spoil a batch, nor pass unseen.", _FAILS),
-    ("r-real-input", "Extremes", "Activations of a trained model, outlier channels included.",
+    ("r-real-input", "Extremes", "Outlier channels of a trained model's activations do no harm.",
      "A few channels are tens of times larger and carry the mean square.", _FAILS),
     # ---- bits
     ("r-same-twice", "Bits", "The same input gives the same bits.",
@@ -153,8 +155,8 @@ _TABLE = (
     # ---- speed
     ("r-impossible-number", "Speed", "No pass is faster than moving its bytes.",
      "A number above the ceiling says that something was not done, or not timed.", "A note."),
-    ("r-slower-than-eager", "Speed", "No pass is slower than eager PyTorch.", "It is the point.",
-     "A note."),
+    ("r-slower-than-eager", "Speed", "No pass is slower than eager PyTorch.",
+     "Fewer trips to memory are the point of a fused kernel.", "A note."),
 )  # fmt: skip
 
 RULES = {row[0]: Rule(*row) for row in _TABLE}
