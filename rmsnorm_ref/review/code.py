@@ -66,8 +66,12 @@ def flag(loads: str, case: Case, rule: str, device: str) -> str:
     lines = [head(loads), source(case, device)]
     passes = _passes(case, "dx")
     if rule == "r-inputs-untouched":
-        lines += ["before = [t.clone() for t in (x, w, dy)]", *passes]
-        lines += ["assert all(map(torch.equal, before, (x, w, dy)))"]
+        # y is kept as the forward left it, if there is a backward that may write to it.
+        cut = len(passes) - (len(passes) > 1)
+        lines += ["before = [t.clone() for t in (x, w, dy)]", *passes[:cut]]
+        lines += ["kept = y.detach().clone()", *passes[cut:]]
+        lines += ["assert all(map(torch.equal, (*before, kept), (x, w, dy, y)))"]
+        lines += ["assert x.grad is None and w.grad is None"]
     elif rule == "r-outside":
         lines.insert(0, _FENCES)
         lines += [*_fenced(passes), "assert fence.are_whole()"]

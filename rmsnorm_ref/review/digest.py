@@ -76,6 +76,8 @@ class Digest:
             for case, outcome in list(classes.values())[:MOST_CLASSES]:
                 one = self._finding(breach, case, outcome, where, shrinker)
                 one.n_failing = len(failing)
+                if breach.kind == "raised" and one.rule == "r-runs" and _other_rows_run(told, bad):
+                    one.severity = FAIL
                 found.setdefault(one.rule, one)
             self.findings += found.values()
 
@@ -92,6 +94,11 @@ class Digest:
         rule = rule_of(blamed, breach, self.facts)
         title, expected, got = words(case, breach, outcome)
         severity = severity_of(case, rule, breach, outcome)
+        if breach == Breach("died", "crashed") and not self.pool.in_process and rule == "r-crash":
+            self.pool.renew()
+            if breach not in breaches(case, self.pool.ask(_asked(case)), self.facts):
+                title += "; alone, in a process that has just begun, it comes back"
+            self.pool.forgive()
         if breach.kind == "rounding":
             says = self.facts.arithmetic.get(case.dtype, {}).get("says", "")
             told = breach.what == "y" and says and not self.facts.arithmetic[case.dtype]["once"]
@@ -114,13 +121,13 @@ class Digest:
 
     def _run(self, case: Case) -> dict[str, Any]:
         if case not in self._seen:
-            self._seen[case] = self.pool.ask({"op": "case", "case": case.json()})
+            self._seen[case] = self.pool.ask(_asked(case))
         return self._seen[case]
 
     def _run_all(self, cases: list[Case]) -> None:
         """Run several cases side by side, where there are several children."""
         left = [case for case in cases if case not in self._seen]
-        asked = [{"op": "case", "case": case.json()} for case in left]
+        asked = [_asked(case) for case in left]
         self._seen |= dict(zip(left, self.pool.each(asked), strict=True)) if left else {}
 
     def _shows(self, breach: Breach, case: Case) -> bool:
@@ -135,7 +142,7 @@ class Digest:
         self.pool.forgive()
         for smaller in (_packed(case), replace(_packed(case), M=1)):
             self.pool.forgive()
-            found = self.pool.ask({"op": "case", "case": smaller.json()})
+            found = self.pool.ask(_asked(smaller))
             if breach in breaches(smaller, found, self.facts):
                 case, outcome = smaller, found
         self.pool.forgive()
@@ -161,7 +168,7 @@ class Digest:
                 title = f"Fed x = {case.label()}: {outcome['said']}"
                 program = code.probe(self.loads, name, case, self.scope.gives, self.device)
                 seen_as = (title, case, RULES[rule].asks, outcome["said"], program)
-                found = Finding(rule, outcome["severity"], *seen_as)
+                found = Finding(rule, outcome["severity"], *seen_as, probe=name)
                 if outcome["severity"] == FAIL or rule in STRICT:
                     found.explained_by = self._cause(rule, case, broken, probes.PROBES[name].needs)
                 self.findings.append(found)
@@ -267,9 +274,20 @@ def merged(findings: list[Finding]) -> list[Finding]:
         causes = [f"r-value-{one.tensor}"] if one.rule.startswith("r-rounding") else []
         causes += ["r-value-dx"] if one.rule == "r-double-backward" and one.severity == FAIL else []
         causes += ["r-inputs-untouched"] if "inplace operation" in one.got else []
+        causes += ["r-outside"] if one.rule == "r-crash" else []
         cause = next((c for c in causes if c in failed), "")
         one.explained_by = one.explained_by or cause
     return list(kept.values())
+
+
+def _asked(case: Case) -> dict[str, Any]:
+    return {"op": "case", "case": case.json()}
+
+
+def _other_rows_run(sweep: list[Case], bad: set[Case]) -> bool:
+    """Tell whether what is refused is no width: other numbers of rows run at the same one."""
+    fine = {(case.N, case.dtype) for case in sweep if case not in bad}
+    return any((case.N, case.dtype) in fine for case in sweep if case in bad)
 
 
 def _packed(case: Case) -> Case:

@@ -41,6 +41,7 @@ class Finding:
     explained_by: str = ""
     n_failing: int = 1
     compared: str = ""
+    probe: str = ""
 
     @property
     def url(self) -> str:
@@ -163,7 +164,7 @@ def severity_of(case: Case, rule: str, breach: Breach, outcome: dict[str, Any]) 
     if not loud or rule not in refused:
         return FAIL
     # A limit that is told is no fault, if it is told before anything was computed.
-    return INFO if rule == "r-runs" and breach.what == "forward" and case.N > 4096 else NOTE
+    return INFO if beyond and breach.what == "forward" else NOTE
 
 
 def words(case: Case, breach: Breach, outcome: dict[str, Any]) -> tuple[str, str, str]:
@@ -250,12 +251,12 @@ def rank(finding: Finding) -> tuple[int, int, int, str]:
     """Order findings from worst to least, causes before what they explain."""
     order = list(RULES)
     first = {
+        "r-inputs-untouched": 0,
+        "r-outside": 0,
+        "r-alias": 0,
         "r-crash": 0,
         "r-hang": 0,
         "r-cuda-error": 0,
-        "r-statistic": 1,
-        "r-weight": 1,
-        "r-eps": 1,
     }
     return (
         SEVERITIES.index(finding.severity),

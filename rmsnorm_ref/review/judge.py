@@ -31,7 +31,10 @@ def storage_bits(tensor: Tensor) -> Tensor:
 
 def raised(stage: str, error: BaseException) -> dict[str, Any]:
     """Describe an exception in one line."""
-    text = str(error).strip().splitlines() or [""]
+    try:
+        text = str(error).strip().splitlines() or [""]
+    except Exception:  # noqa: BLE001  # it may be the candidate's own
+        text = ["it cannot be printed"]
     return {"stage": stage, "type": type(error).__name__, "text": text[0][:300]}
 
 
@@ -49,6 +52,8 @@ def run(f: Call, case: Case, device: str = "cpu") -> dict[str, Any]:
         results, problem = _results(f, case, given)
     if problem:
         outcome["raised"] = problem
+    if written := results.pop("written", ""):
+        outcome["flags"]["r-inputs-untouched"] = written
     outcome["recorded"] = results.pop("recorded", False)
     if "y" in results and not outcome["recorded"]:
         outcome["missing"] = ["d" + leaf for leaf in case.needs]
@@ -97,6 +102,11 @@ def _results(f: Call, case: Case, given: Inputs) -> tuple[dict[str, Any], dict[s
             found = torch.autograd.grad(y, list(wanted.values()), dy, allow_unused=True)
             _wait(given.x)
             results |= dict(zip(wanted, found, strict=True))
+            if y.dtype == results["y"].dtype and not torch.equal(bits(y), bits(results["y"])):
+                results["written"] = "the backward wrote to y, which the caller still holds"
+            for leaf, tensor in (("x", x), ("w", w)):
+                if tensor.grad is not None:
+                    results["written"] = f"{leaf}.grad was written to, where autograd.grad asked"
     except torch.OutOfMemoryError:
         raise
     except Exception as error:  # noqa: BLE001  # a kernel may raise whatever it likes

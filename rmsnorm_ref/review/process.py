@@ -107,7 +107,8 @@ def _spawn(
         "PYTHONPATH": os.pathsep.join([here, *([before] if before else [])]),
     }
     popen = subprocess.Popen(  # noqa: S603  # our own interpreter and module
-        [sys.executable, "-m", f"{__package__}.worker", json.dumps(setup)],
+        # Not -m: runpy would warn of a module that its package has imported.
+        [sys.executable, "-c", f"from {__package__}.worker import main; main()", json.dumps(setup)],
         stdin=subprocess.DEVNULL,
         stdout=errors,
         stderr=errors,

@@ -65,7 +65,7 @@ _TABLE = (
     # ---- contract
     ("r-runs", "Contract", "Packed matrices of ordinary size run, in both passes.",
      "Everything else rests on it.",
-     "Fails; a dtype, or a width beyond 65536, that is refused by an error is a note."),
+     "Fails; a dtype or a width that is refused by an error is a note, a number of rows is none."),
     ("r-layout-x", "Contract", "Any strides of x give what the packed copy gives.",
      "A slice, a transpose, an offset: x.stride(0) is not N, x.stride(-1) not 1.",
      "Fails where the result is wrong in silence; an error is a note: the caller can pack x."),
@@ -89,7 +89,8 @@ _TABLE = (
     ("r-mixed-dtype", "Contract", "w may have another dtype than x.",
      "fp32 weights beside 16-bit activations are common.",
      "Fails where the result is wrong, or taken by the forward and refused by the backward."),
-    ("r-inputs-untouched", "Contract", "x, w and dy keep their bits, and so does all around them.",
+    ("r-inputs-untouched", "Contract",
+     "x, w and dy keep their bits, gaps between rows included; in the backward, so does y.",
      "dy may be shared with another branch of the graph; x is what the backward still reads.",
      _FAILS),
     ("r-outside", "Contract", "Nothing is written outside of what was allocated.",

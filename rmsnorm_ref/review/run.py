@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 from tqdm import tqdm
 
-from . import code, gradients, history, plan, semantics
+from . import code, gradients, history, judge, plan, semantics
 from .cases import Case
 from .crew import Crew
 from .digest import Digest, merged
@@ -124,25 +124,42 @@ class _Review:
         return float(self.pool.ask(asked).get("eps", 1e-6))
 
     def _gives(self, eps: dict[str, float]) -> tuple[str, tuple[str, ...]]:
-        """Ask for gradients; tell which come, and which dtypes are taken."""
-        gives, dtypes, refused = "xw", [], []
+        """Ask for gradients; tell which come, and which dtypes are taken.
+
+        What comes in one dtype, or at one of two shapes, is a gradient that this kernel gives:
+        where it does not come elsewhere, that is a finding of its own.
+        """
+        found: dict[str, set[str]] = {}
+        refused: list[tuple[Case, dict[str, Any]]] = []
+        wary: list[tuple[Case, dict[str, Any]]] = []  # refused, where x requires a gradient
         for dtype in self.options.dtypes:
             case = Case(8, 64, dtype, eps=eps[dtype], one_plus=self.options.one_plus_w)
             outcome = self.pool.ask({"op": "case", "case": case.json()})
             error = outcome.get("raised") or outcome.get("failed")
+            if "not_run" in outcome and not self.pool.gave_up:
+                error = {"stage": "forward", "type": "OutOfMemoryError", "text": "no room"}
             if error and error["stage"] != "backward":
-                # A kernel may refuse tensors that require a gradient.
                 alone = self.pool.ask({"op": "case", "case": replace(case, needs="").json()})
-                if "tensors" in alone and "raised" not in alone:
-                    gives, error = "", None
-                else:
-                    refused.append((case, error))
-                    continue
-            dtypes.append(dtype)
+                runs = "tensors" in alone and "raised" not in alone
+                (wary if runs else refused).append((case, error))
+                continue
+            found[dtype] = {*"xw"}
             if "missing" in outcome and not error:
-                gives = "".join(leaf for leaf in gives if "d" + leaf not in outcome["missing"])
+                found[dtype] -= {name[1:] for name in outcome["missing"]}
+            if not error and len(found[dtype]) < 2:
+                again = self.pool.ask({"op": "case", "case": replace(case, M=5, N=48).json()})
+                if "missing" in again and "raised" not in again:
+                    found[dtype] |= {*"xw"} - {name[1:] for name in again["missing"]}
+        given = set().union(*found.values())
+        gives = "".join(leaf for leaf in "xw" if leaf in given)
+        if gives:
+            refused += wary
+        else:  # forward-only in all dtypes, some of which say so aloud
+            found |= {case.dtype: set() for case, _ in wary}
+        dtypes = [dtype for dtype in self.options.dtypes if dtype in found]
         for case, error in refused:
             title = f"{case.dtype} is refused: {error['type']}"
+            title += "" if dtypes else "; if it is called another way, say how with --signature"
             severity = NOTE if dtypes else FAIL
             program = code.flag(self.loads, case, "r-runs", self.device)
             got = f"{error['type']}: {error['text']}"
@@ -190,7 +207,11 @@ class _Review:
         cause = from_semantics(fitted, one_plus=scope.one_plus)
         if cause is not None:
             digest.explain(cause)
-        self.findings += merged(history.tell(digest.findings, self.pool, self.facts))
+        told = history.tell(digest.findings, self.pool, self.facts, scope.gives)
+        self.findings += merged(told)
+        if cause is not None and (cause not in told or cause.rule == history.RULE):
+            text = "results depend on earlier calls, and a fit takes several"
+            self.told["semantics"] = {"raised": judge.raised("forward", RuntimeError(text))}
         if "died" in fitted:
             self._died_while_fitted(fitted["died"])
         self.bar.set_description_str("errors beside the reference's")
@@ -198,6 +219,10 @@ class _Review:
             self.told["accuracy"] = self.pool.ask({"op": "accuracy", **words})
         self._compare()
         not_run = sum("not_run" in outcome for outcome in (*outcomes, *seen))
+        if not_run and not any(f.severity == FAIL for f in self.findings):
+            title = f"{not_run} of {len(cases) + len(chosen)} inputs could not be tried"
+            got = "not run: too little memory, or the process had ended too often"
+            self.findings.append(Finding("r-runs", NOTE, title, None, "a result", got))
         self.told["counts"] = {"cases": len(cases), "probes": len(chosen), "not_run": not_run}
 
     def _died_while_fitted(self, died: dict[str, str]) -> None:

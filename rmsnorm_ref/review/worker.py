@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
     from .candidate import Call, Candidate
 
+ENOUGH_BYTES = 2 * 2**30  # of a GPU's free memory, for any input that is not huge
 # eps of kernels that take none, rounded to the nearest of these where one is within 2 %.
 _USUAL_EPS = (1e-3, 1e-4, 1e-5, 1e-6, 1e-7, 1e-8, 1e-12, 2.0**-23, 2.0**-7, 2.0**-10, 0.0)
 
@@ -150,13 +151,23 @@ def answered(worker: Worker, request: dict[str, Any]) -> dict[str, Any]:
     """
     try:
         result = worker.answer(request)
-    except torch.OutOfMemoryError:  # a small or a shared GPU is no fault of the candidate
-        torch.cuda.empty_cache()
-        result = {"not_run": True}
+    except torch.OutOfMemoryError as error:
+        # A small or a shared GPU is no fault of the candidate; what it asks for beyond is.
+        result = {"not_run": True} if _is_short(request) else {"failed": judge.raised("", error)}
     except Exception as error:  # noqa: BLE001  # told, and judged by whoever asked
         result = {"failed": judge.raised("", error)}
     broken = _broken_gpu()
     return {"cuda_error": broken} if broken else result
+
+
+def _is_short(request: dict[str, Any]) -> bool:
+    """Tell whether there is less memory than an input of this size may ask for."""
+    cuda: Any = torch.cuda
+    if not cuda.is_initialized():
+        return False
+    torch.cuda.empty_cache()
+    free, _ = torch.cuda.mem_get_info()
+    return request.get("probe") in probes.HUGE or free < ENOUGH_BYTES
 
 
 def _broken_gpu() -> str:
@@ -170,14 +181,10 @@ def _broken_gpu() -> str:
     return ""
 
 
-def main(words: list[str]) -> None:
+def main() -> None:
     """Serve one candidate: what `pool` starts in a fresh interpreter."""
     faulthandler.enable()
-    setup = json.loads(words[0])
+    setup = json.loads(sys.argv[1])
     target, signature, init = setup["target"], setup["signature"], setup["init"]
     worker = Worker(lambda: candidate.find(target, signature, init), setup["device"])
     serve(worker, setup["requests"], setup["answers"])
-
-
-if __name__ == "__main__":
-    main(sys.argv[1:])
