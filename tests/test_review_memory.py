@@ -39,13 +39,13 @@ n = 0
 def f(x, w, eps):
     global n
     n += 1
-    return oracle.rmsnorm(x, w, eps) * (2 if n > 60 else 1)
+    return oracle.rmsnorm(x, w, eps) * (2 if n > 30 else 1)
 """
 
 
 def plain(case: Case) -> bool:
-    """Keep small packed cases, and with them the probes of the smallest input."""
-    return case.M * case.N <= 200
+    """Keep one shape, and with it the probes of the smallest input."""
+    return (case.M, case.N) == (4, 8) or (case.M, case.N, case.values) == (3, 17, "random")
 
 
 def test_an_eps_that_is_kept_is_no_eps_of_another_place(tmp_path: Path) -> None:
