@@ -105,6 +105,24 @@ def test_no_measured_number_is_typed_by_hand(page: Path) -> None:
     assert re.findall(r"\d[\d.]*\s?(?:µs|us\b|TB/s|GB/s|%)", text) == []
 
 
+def test_a_contender_has_one_colour_in_every_file(pages: ModuleType, tmp_path: Path) -> None:
+    """A figure's file has few colours, and every contender's own is among them, unchanged."""
+    from PIL import Image
+
+    from rmsnorm_ref.measure import figures, style
+
+    pages.write(figures.bandwidth_by_cell(fabricated()).figure, tmp_path / "figure.png")
+    files = sorted(tmp_path.iterdir())
+    assert [file.name for file in files] == ["figure-2x.png", "figure.png"]
+    for file in files:
+        with Image.open(file) as image:
+            found = {
+                "#{:02X}{:02X}{:02X}".format(*rgb) for _, rgb in image.convert("RGB").getcolors()
+            }
+        assert len(found) <= pages.COLOURS
+        assert {look.colour for look in style.LOOKS.values()} | {style.CARD.upper()} <= found
+
+
 def test_tables_grow_with_the_recording(pages: ModuleType, recordings: list[Recording]) -> None:
     """A cell that was not there before is a new line, with no edit."""
     whole = fabricated()

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from .recording import Recording, Row
 
 CARD, INK, FAINT, ROOM = "#fbfaf7", "#222222", "#6a6a6a", "#e6e3da"
+EDGE = "#c9c5ba"  # of a card: seen on a white page, where the card would have no end
 WIDTH_IN = 6.0
 TEXT_PT, TITLE_PT, NOTE_PT = 11, 13, 9  # 9 points are 11 pixels where a page is narrowest
 FOOT = "foot"  # the gid of the words at a figure's foot, which say where it comes from
@@ -34,7 +35,7 @@ MARGIN_IN = 0.12
 
 RC = {
     "figure.facecolor": CARD,
-    "figure.edgecolor": "#c9c5ba",  # seen on a white page, where the card would have no end
+    "figure.edgecolor": EDGE,
     "axes.facecolor": CARD,
     "axes.edgecolor": FAINT,
     "axes.labelcolor": INK,
@@ -82,6 +83,12 @@ LOOKS = {
 # For series that are no contenders: widths, tensors, passes.
 SERIES = tuple(
     zip(("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#000000"), "o^sDv", strict=True),
+)
+# What a file with few colours must keep as it is.
+COLOURS = frozenset(
+    {CARD, INK, FAINT, ROOM, EDGE}
+    | {look.colour for look in LOOKS.values()}
+    | {colour for colour, _ in SERIES},
 )
 
 
