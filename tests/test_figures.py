@@ -14,7 +14,7 @@ import torch
 from fabricated import SEED, fabricated, kernel_row, slowed
 
 from rmsnorm_ref import tiling, traffic
-from rmsnorm_ref.measure import figures, style
+from rmsnorm_ref.measure import choice, figures, style
 from rmsnorm_ref.measure.recording import LIVE, Recording, from_json, select, to_json
 from rmsnorm_ref.measure.schema import BACKWARD, FORWARD
 
@@ -261,6 +261,40 @@ def test_widths_where_kernels_change_are_marked(
     (panel,) = figures.width_sweep(recording, pass_=pass_).figure.axes
     upright = [line.get_xdata() for line in panel.lines if len(set(line.get_ydata())) == 2]
     assert {x[0] for x in upright if len(x) == 2 and x[0] == x[1]} == boundaries
+
+
+@pytest.mark.parametrize("pass_", [FORWARD, BACKWARD])
+@pytest.mark.parametrize(
+    ("draw_it", "section"), [(figures.size_sweep, "sizes"), (figures.width_sweep, "widths")]
+)
+def test_the_name_of_a_boundary_covers_no_data(
+    draw_it: Callable[..., style.Drawing], section: str, pass_: str
+) -> None:
+    """No line, no marker and no band of what is recorded runs through the name of a boundary."""
+    shown = choice.picked(kind="kernel", section=section, pass_=pass_, dtype="bfloat16")[1]
+    drawing = draw_it(shown, pass_=pass_)
+    drawing.figure.draw_without_rendering()
+    (panel,) = drawing.figure.axes
+    names = [text.get_window_extent() for text in panel.texts]
+    assert names
+    drawn = [line.get_transform().transform_path(line.get_path()) for line in panel.lines]
+    for band in panel.collections:
+        drawn += [band.get_transform().transform_path(path) for path in band.get_paths()]
+    for path in drawn:
+        if len(path.vertices) == 1:  # a marker has a size
+            path = path.circle(path.vertices[0], 3.5 * drawing.figure.dpi / 72)  # noqa: PLW2901
+        assert not any(path.intersects_bbox(name, filled=True) for name in names)
+
+
+SPREADS = ("bandwidth", "prediction", "size", "width", "ablation", "host")
+
+
+@pytest.mark.parametrize("name", SPREADS)
+def test_what_shows_the_spread_is_explained(name: str, recording: Recording) -> None:
+    """Where lines or bands show how far samples lie apart, the legend and the alt text say so."""
+    drawing = draw(name, recording)
+    assert style.SPREAD in {text.get_text() for text in texts(drawing)}
+    assert style.SPREAD in drawing.alt
 
 
 def test_a_kernel_outside_the_model_is_named_as_such(recording: Recording) -> None:

@@ -160,7 +160,7 @@ def host_time(recording: Recording, *, dtype: str = "bfloat16") -> style.Drawing
         y, time_s = names.index(name) + offsets[str(kind)], panels.times(row)
         colour, middle = looks[kind].colour, time_s.p50 * panels.MICRO
         panels.bar(panel, y, middle, colour, 0.24)
-        panel.hlines(y, time_s.p20 * panels.MICRO, time_s.p80 * panels.MICRO, color=style.INK)
+        panel.hlines(y, time_s.p20 * panels.MICRO, time_s.p80 * panels.MICRO, color=style.INK, lw=2)
         panels.behind(panel, time_s.p80 * panels.MICRO, y, f"{middle:.0f}")
     panel.set_yticks(range(len(names)), [style.LOOKS[name].label for name in names])
     panel.set_ylim(len(names) - 0.45, -0.55)
@@ -172,8 +172,11 @@ def host_time(recording: Recording, *, dtype: str = "bfloat16") -> style.Drawing
         for name in names
         if (name, kinds[0]) in calls
     )
-    alt = f"{finding}, by implementation; {HOST_CALLS[kinds[0]]}, in microseconds: {said}."
-    entries = style.patches(panel, list(looks.values()))
+    alt = (
+        f"{finding}, by implementation, with {style.SPREAD}; {HOST_CALLS[kinds[0]]}, median in "
+        f"microseconds: {said}."
+    )
+    entries = style.patches(panel, list(looks.values())) + style.spread(panel, style.INK)
     return style.finish(figure, finding, alt, recording, entries)
 
 

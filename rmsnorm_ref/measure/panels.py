@@ -13,7 +13,7 @@ from . import recording as recordings
 from . import style
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Sequence
+    from collections.abc import Collection, Iterable, Mapping, Sequence
 
     from matplotlib.axes import Axes
 
@@ -33,6 +33,9 @@ SECTIONS = {
     "host": "host",
 }
 GROUP_GAP_IN = 0.14  # between two widths
+ROW_SHARE = 0.06  # of a panel's height, for a boundary's name
+ROOM_FOR_A_NAME = 0.4  # of a panel's width
+CLEARANCE = 1.03  # between the highest marker and the lowest name
 
 
 def picked(recording: Recording, **equal: Any) -> list[Row]:
@@ -162,22 +165,35 @@ def beside(panel: Axes, y: float, text: str) -> None:
     )
 
 
-def mark(panel: Axes, x: float, text: str, *, y: float = 0.03) -> None:
-    """Draw a boundary across the panel, with its name written along it from `y` upwards."""
-    panel.axvline(x, color=style.FAINT, linewidth=1, linestyle=(0, (4, 3)), zorder=1)
-    panel.annotate(
-        text,
-        (x, y),
-        xycoords=("data", "axes fraction"),
-        xytext=(-3, 0),
-        textcoords="offset points",
-        rotation=90,
-        ha="right",
-        va="bottom",
-        color=style.FAINT,
-        fontsize=style.NOTE_PT,
-        bbox={"facecolor": style.CARD, "edgecolor": "none", "pad": 1, "alpha": 0.8},
-    )
+def marks(panel: Axes, names: Mapping[float, str], most: float) -> float:
+    """Draw boundaries across the panel, their names in rows above all data; return where it ends.
+
+    A line stops at its name. Names stand on one side of their lines, the furthest on that side
+    lowest, so that no line crosses a name.
+
+    Args:
+        panel: with its data drawn, so that its horizontal axis is known.
+        names: what stands at each x.
+        most: the highest value that is drawn.
+    """
+    panel.set_xlim(panel.get_xlim())
+    to_share = panel.transData + panel.transAxes.inverted()
+    before = all(to_share.transform((x, 0))[0] > ROOM_FOR_A_NAME for x in names)
+    for row, x in enumerate(sorted(names, reverse=before)):
+        top = 1 - row * ROW_SHARE
+        panel.axvline(x, ymax=top, color=style.FAINT, linewidth=1, linestyle=(0, (4, 3)), zorder=1)
+        panel.annotate(
+            names[x],
+            (x, top),
+            xycoords=("data", "axes fraction"),
+            xytext=(-4 if before else 4, 0),
+            textcoords="offset points",
+            ha="right" if before else "left",
+            va="top",
+            color=style.FAINT,
+            fontsize=style.NOTE_PT,
+        )
+    return CLEARANCE * most / (1 - len(names) * ROW_SHARE)
 
 
 def span(values: Iterable[float], form: str = "{:.0f}") -> str:

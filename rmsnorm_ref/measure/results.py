@@ -63,14 +63,15 @@ def bandwidth_by_cell(
     label = "effective bandwidth, TB/s (bar: the ceiling"
     label += ";\nat the right: the share of it that rmsnorm_ref reaches)" if shares else ")"
     style.value_axis(panel.xaxis, label, 1.02 * most)
-    entries = style.key(panel, [style.LOOKS[name] for name in names], rows)
+    entries = style.key(panel, [style.LOOKS[name] for name in names], rows) + style.spread(panel)
     finding = "bandwidth by cell"
     if shares:
         reach = panels.span(panels.PERCENT * share for share in shares.values())
         finding = f"rmsnorm_ref reaches {reach} % of the ceiling"
     alt = (
         f"Effective bandwidth of the {pass_} in {dtype} for {panels.some(ceilings, 'shape')} and "
-        f"{panels.some(names, 'implementation')}, each beside the measured ceiling: {finding}."
+        f"{panels.some(names, 'implementation')}, each beside the measured ceiling: {finding}; "
+        f"lines are {style.SPREAD}."
     )
     title = f"{pass_.title()}, {dtype}: {finding}"
     return style.finish(figure, title, alt, recording, entries)
@@ -195,11 +196,12 @@ def prediction(
     entries += panel.plot(
         [], [], color=style.FAINT, linewidth=1.2, linestyle=(0, (4, 3)), label="as predicted"
     )
+    entries += style.spread(panel)
     n_above = sum(race.measured > race.predicted for race in races)
     finding = f"{n_above} of {len(races)} speed-ups exceed the prediction"
     alt = (
-        f"Measured against predicted speed-up over eager in {dtype}, both passes and spellings: "
-        f"{finding}; measured / predicted is "
+        f"Measured against predicted speed-up over eager in {dtype}, both passes and spellings, "
+        f"with {style.SPREAD}: {finding}; measured / predicted is "
         f"{panels.span((race.measured / race.predicted for race in races), '{:.2f}')}."
     )
     return style.finish(figure, finding, alt, recording, entries)

@@ -30,6 +30,7 @@ CARD, INK, FAINT, ROOM = "#fbfaf7", "#222222", "#6a6a6a", "#e6e3da"
 EDGE = "#c9c5ba"  # of a card: seen on a white page, where the card would have no end
 WIDTH_IN = 6.0
 TEXT_PT, TITLE_PT, NOTE_PT = 11, 13, 9  # 9 points are 11 pixels where a page is narrowest
+SHADE = 0.25  # opacity of a band between two quantiles
 FOOT = "foot"  # the gid of the words at a figure's foot, which say where it comes from
 MARGIN_IN = 0.12
 
@@ -204,6 +205,16 @@ def patches(panel: Axes, looks: Sequence[Look], alpha: float = 1) -> list[Artist
         panel.bar(0, 0, color=look.colour, label=look.label, alpha=alpha) for look in looks
     ]
     return bars
+
+
+SPREAD = "p20 to p80 of the samples"
+
+
+def spread(panel: Axes, colour: str = FAINT, *, shaded: bool = False) -> list[Artist]:
+    """Return the legend entry of what shows how far samples lie apart: lines, or shaded bands."""
+    if shaded:
+        return [panel.fill_between([], [], color=colour, alpha=SHADE, linewidth=0, label=SPREAD)]
+    return [*panel.plot([], [], color=colour, linewidth=2, label=SPREAD)]
 
 
 def note(recording: Recording) -> str:

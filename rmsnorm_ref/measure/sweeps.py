@@ -13,7 +13,7 @@ from .recording import select
 from .schema import BACKWARD, FORWARD
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
@@ -40,9 +40,9 @@ def size_sweep(
     rows += select(recording.rows, kind="resident", **fields)
     figure, (panel,) = style.card(3.7)
     panel.set_xscale("log", base=4, subs=[])
-    _curves(panel, rows, lambda row: (row.obligatory_bytes or 0) / panels.MEBI)
     l2_mib = recording.provenance.l2_bytes / panels.MEBI
-    panels.mark(panel, l2_mib, f"L2: {l2_mib:.0f} MiB")
+    marks = {l2_mib: f"L2: {l2_mib:.0f} MiB"}
+    _curves(panel, rows, lambda row: (row.obligatory_bytes or 0) / panels.MEBI, marks)
     panel.xaxis.set_major_formatter(lambda x, _: f"{x:g}")
     panel.set_xlabel("bytes that one call must move, MiB")
     sizes = sorted((row.obligatory_bytes or 0) / panels.MEBI for row in rows)
@@ -62,11 +62,11 @@ def width_sweep(
     rows = panels.picked(recording, kind="kernel", section="widths", pass_=pass_, dtype=dtype)
     figure, (panel,) = style.card(3.7)
     panel.set_xscale("log", base=4, subs=[])
-    _curves(panel, rows, lambda row: row.N)
-    panels.mark(panel, tiling.ONE_TILE_MAX, f"one tile up to N = {tiling.ONE_TILE_MAX}")
+    marks: dict[float, str] = {tiling.ONE_TILE_MAX: "one tile"}
     if pass_ == BACKWARD:
-        last = tiling.CHUNKED_BACKWARD_MAX
-        panels.mark(panel, last, f"read once up to N = {last}")
+        marks[tiling.CHUNKED_BACKWARD_MAX] = "read once"
+    marks = {last: f"{what} up to N = {last}" for last, what in marks.items()}
+    _curves(panel, rows, lambda row: row.N, marks)
     panel.xaxis.set_major_formatter(lambda x, _: f"{x:g}")
     panel.set_xlabel("N, elements per row")
     widths = sorted(row.N for row in rows)
@@ -74,8 +74,10 @@ def width_sweep(
     return _close(figure, panel, recording, rows, title)
 
 
-def _curves(panel: Axes, rows: Sequence[Row], at: Callable[[Row], float]) -> None:
-    """Draw the ceiling and one curve per contender, with its p20-p80 band."""
+def _curves(
+    panel: Axes, rows: Sequence[Row], at: Callable[[Row], float], marks: Mapping[float, str]
+) -> None:
+    """Draw the ceiling, one curve per contender with its p20-p80 band, and the boundaries."""
     by_x = sorted(rows, key=at)
     whole = [row for row in by_x if row.N & (row.N - 1) == 0] or by_x
     ceilings = {at(row): panels.ceiling_bandwidth(row) for row in whole if row.kind == "kernel"}
@@ -90,7 +92,7 @@ def _curves(panel: Axes, rows: Sequence[Row], at: Callable[[Row], float]) -> Non
         if own:
             places, bands = [at(row) for row in own], [panels.bandwidth(row) for row in own]
             lows, middles, highs = zip(*bands, strict=True)
-            panel.fill_between(places, lows, highs, color=colour, alpha=0.25, linewidth=0)
+            panel.fill_between(places, lows, highs, color=colour, alpha=style.SHADE, linewidth=0)
             panel.plot(places, middles, color=colour, linewidth=1.4, linestyle=line, zorder=2)
     for row in by_x:
         low, middle, high = panels.bandwidth(row)
@@ -98,7 +100,7 @@ def _curves(panel: Axes, rows: Sequence[Row], at: Callable[[Row], float]) -> Non
         look = style.LOOKS[row.contender]
         style.point(panel, at(row), middle, look, y_band=band, hollow=bool(row.flags))
         most = max(most, high)
-    style.value_axis(panel.yaxis, "effective bandwidth, TB/s", 1.06 * most)
+    style.value_axis(panel.yaxis, "effective bandwidth, TB/s", panels.marks(panel, marks, most))
 
 
 def _close(
@@ -109,12 +111,14 @@ def _close(
     entries += panel.plot([], [], color=style.INK, linewidth=1.6, label="ceiling")
     if any(row.kind == "resident" for row in rows):
         entries += panel.plot([], [], ":", color=style.INK, label="one input, repeated")
+    entries += style.spread(panel, shaded=True)
     first = select(rows, kind="kernel", contender=names[0])
     reached = panels.span((panels.bandwidth(row)[1] for row in first), "{:.1f}")
     finding = title.format(f"{style.LOOKS[names[0]].label} at {reached} TB/s")
     alt = (
         f"{finding}, for {panels.some({panels.cell(row) for row in rows}, 'shape')} and "
-        f"{' and '.join(style.LOOKS[name].label for name in names)}, beside the measured ceiling."
+        f"{' and '.join(style.LOOKS[name].label for name in names)}, beside the measured ceiling, "
+        f"with {style.SPREAD}."
     )
     return style.finish(figure, finding, alt, recording, entries)
 
@@ -208,12 +212,12 @@ def ablation(recording: Recording, *, dtype: str = "bfloat16") -> style.Drawing:
         panel.set_xlim(-0.3, len(values) - 0.7)
         panel.set_xlabel(KNOBS[knob])
         style.value_axis(panel.yaxis, "time per call, µs" if panel is axes[0] else "", 1.08 * most)
-    entries = style.key(axes[0], list(looks.values()), rows)
+    entries = style.key(axes[0], list(looks.values()), rows) + style.spread(axes[0])
     finding = f"Backward, {dtype}: fastest with " + " and ".join(
         _best_value(rows, knob) for knob in knobs
     )
     n_shapes, n_knobs = panels.some(shapes, "shape"), panels.some(knobs, "knob")
-    alt = f"Time of the backward for {n_shapes} against {n_knobs}: {finding}."
+    alt = f"Time of the backward for {n_shapes} against {n_knobs}, with {style.SPREAD}: {finding}."
     return style.finish(figure, finding, alt, recording, entries)
 
 
