@@ -249,6 +249,18 @@ def test_without_javascript_figure_and_tables_remain(page_of: Open, site: Path) 
     assert page.locator(".race-statement p:visible").count() >= 2
 
 
+@pytest.mark.parametrize("width", [400, 1400])
+def test_the_shortest_lane_is_labelled(page_of: Open, site: Path, width: int) -> None:
+    """The fused lane names its kernels in full, in either pass, in the empty track beside them."""
+    page = page_of(site, width=width)
+    label = page.locator(".race-lane").last.locator(".race-track i")
+    for pass_ in ("forward", "backward"):
+        page.locator(f"[value={pass_}]").check()
+        chain = data(site)["chains"][chosen(site, pass_)["lanes"][-1]["chain"]]
+        assert label.inner_text() == ", ".join(kernel[0] for kernel in chain)
+        assert label.evaluate("e => e.scrollWidth <= e.clientWidth")
+
+
 @pytest.mark.parametrize("javascript", [True, False])
 def test_fits_a_narrow_page(page_of: Open, site: Path, *, javascript: bool) -> None:
     """At 360 pixels nothing is wider than the page, and every control is 24 pixels or more."""

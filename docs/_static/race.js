@@ -125,7 +125,10 @@
       lanes.forEach((view, i) => {
         view.shown = -1;
         view.track.textContent = "";
-        for (const kernel of line.lanes[i].kernels) {
+        const { kernels, end } = line.lanes[i];
+        const short = end < line.end / 3; // its kernels share one label, in the empty track
+        const names = kernels.map(({ name }) => name.split(" ")[0]);
+        kernels.forEach((kernel, k) => {
           const width = (kernel.end - kernel.start) / line.end;
           const bar = add(view.track, "span", "", "race-kernel");
           bar.style.left = `${(100 * kernel.start) / line.end}%`;
@@ -133,8 +136,13 @@
           bar.style.setProperty("--read", `${(100 * kernel.readBytes) / kernel.bytes}%`);
           bar.style.setProperty("--block", `${(100 * line.unit) / kernel.bytes}%`);
           bar.title = `${kernel.name}, ${size(kernel.bytes)}, ${micros(kernel.end - kernel.start)}`;
-          if (width > 0.055) add(bar, "i", kernel.name.split(" ")[0]);
-        }
+          const last = k === kernels.length - 1;
+          const right = short || last ? line.end : kernel.end;
+          if (short ? k : (right - kernel.start) / line.end < 0.055) return;
+          const label = add(view.track, "i", short ? names.join(", ") : names[k]);
+          label.style.left = bar.style.left;
+          label.style.right = `${100 * (1 - right / line.end)}%`;
+        });
         view.veil = add(view.track, "span", "", "race-veil");
       });
       const keep = byBytes
