@@ -79,8 +79,8 @@ for (name, (fused_pass, chain)), lane in itertools.product(PASSES.items(), LANES
     spelling = LANES[lane]
     found = chain(*SHAPE, spelling=spelling) if spelling else fused_pass(*SHAPE)
     elements[name, lane] = found.obligatory_bytes / (4096 * 4096 * DTYPE.itemsize)
-    n_kernels = len({step.kernel for step in found.steps})
-    print(f"{name:9} {lane:10} {n_kernels:2} kernels, {elements[name, lane]:4.1f} M·N·e bytes")
+    kernels = panels.some({step.kernel for step in found.steps}, "kernel")
+    print(f"{name:9} {lane:10} {kernels:>10}, {elements[name, lane]:4.1f} M·N·e bytes")
 
 
 @style.styled

@@ -43,7 +43,7 @@ print(f"backward {backward.total_bytes:9,} bytes")
 # included. Counters need a profiler's rights, so these are never taken live.
 
 counted = live.recorded("counters")
-print(live.source(counted))
+print(live.source(counted, "bytes"))
 for pass_ in ("forward", "backward"):
     if recording.select(counted.rows, kind="counter", pass_=pass_, dtype="bfloat16"):
         figures.counters(counted, pass_=pass_)

@@ -105,8 +105,12 @@ def recorded(section: Section) -> Recording:
     return choice.picked(section=section)[1]
 
 
-def source(shown: Recording) -> str:
+def source(shown: Recording, what: str = "times") -> str:
     """Say in one line what a page shows: which recording, or which GPU just now.
+
+    Args:
+        shown: what is drawn.
+        what: was measured, "times" or "bytes".
 
     Example:
         >>> source(recorded("seed")).startswith("times: recording ")
@@ -115,7 +119,7 @@ def source(shown: Recording) -> str:
     facts = shown.provenance
     commit = (facts.commit or "unknown")[:7]
     where = shown.id if shown.live else f"recording {shown.id}"
-    return f"times: {where}, {facts.gpu}, {facts.date[:10]}, commit {commit}"
+    return f"{what}: {where}, {facts.gpu}, {facts.date[:10]}, commit {commit}"
 
 
 def here() -> str:
