@@ -104,6 +104,7 @@ html_theme = "furo"
 html_title = f"rmsnorm_ref {release}"
 html_static_path = ["_static"]
 html_css_files = ["custom.css"]
+html_favicon = "_static/icon.svg"
 html_copy_source = False
 html_show_sphinx = False
 

@@ -158,6 +158,17 @@ def test_search_finds_a_decision(chromium: Any, served: str) -> None:
     assert any("design" in address for address in found)
 
 
+def test_search_says_where_its_field_is(chromium: Any, served: str) -> None:
+    """The page of the search, opened with nothing to search for, leads to the field."""
+    page = chromium.new_page()
+    page.goto(f"{served}/search.html", wait_until="networkidle")
+    assert page.locator(".search-where").is_visible()
+    page.goto(f"{served}/search.html?q=atomics")
+    page.wait_for_selector("ul.search li a", timeout=20_000)
+    assert not page.locator(".search-where").is_visible()
+    page.close()
+
+
 def test_code_can_be_copied(chromium: Any, served: str) -> None:
     """Each block of code has a button that copies it, and the keyboard reaches it."""
     page = chromium.new_page()

@@ -6,6 +6,7 @@ import ast
 import itertools
 import re
 import sys
+from collections import Counter
 from typing import TYPE_CHECKING
 from urllib.parse import unquote, urlsplit
 
@@ -122,6 +123,23 @@ def test_every_link_between_pages_leads_somewhere(site: Path, pages: dict[str, T
                 found = pages[target.resolve().relative_to(site.resolve()).as_posix()].ids
                 assert unquote(parts.fragment) in found, f"{name}: {address}"
     assert n_links > 100
+
+
+def test_no_id_is_on_a_page_twice(pages: dict[str, Tags]) -> None:
+    """An id names one place of a page, so that a link to it leads to that place."""
+    for name, page in pages.items():
+        found = Counter(attributes["id"] for _, attributes in page.tags if "id" in attributes)
+        assert not [id_ for id_, n in found.items() if n > 1], name
+
+
+def test_every_page_has_an_icon_that_exists(site: Path, pages: dict[str, Tags]) -> None:
+    """A page names its icon, so that a browser does not ask for one that is not there."""
+    for name, page in pages.items():
+        icons = [
+            str(a["href"]) for tag, a in page.tags if tag == "link" and "icon" in str(a["rel"])
+        ]
+        root = site if icons[0].startswith("/") else (site / name).parent
+        assert (root / icons[0].lstrip("/")).is_file(), name
 
 
 def test_repairs_of_the_theme_are_needed(site: Path) -> None:
