@@ -30,7 +30,8 @@ _root = html_baseurl.rstrip("/").rpartition("/")[0] or SITE
 citation_base = f"{_root}/v{release}/"
 
 extensions = [
-    "accessible",  # docs/_ext, like the next thirteen
+    "accessible",  # docs/_ext, like the next fourteen
+    "breaks",
     "fresh",
     "facts",
     "claims",

@@ -32,7 +32,8 @@ def test_without_a_gpu_rows_are_recorded() -> None:
     shown = live.evidence("seed", [(4096, 4096)])
     assert not shown.live
     assert shown == live.recorded("seed")
-    assert f"recording {shown.id}, NVIDIA" in live.source(shown)
+    assert live.source(shown).startswith(f"times: recording {shown.id}, NVIDIA")
+    assert live.source(shown, "bytes").startswith(f"bytes: recording {shown.id}, NVIDIA")
 
 
 @pytest.mark.parametrize(

@@ -22,6 +22,21 @@ ALL_IMAGES = """Promise.all([...document.images].map(image => {
 # Colours that fade from one theme to the other have arrived.
 SETTLED = "Promise.all(document.getAnimations().map(animation => animation.finished))"
 FORMULAS = "[...document.querySelectorAll('math')].map(m => m.outerHTML).join('')"
+# What is torn or sticks out: a part of a signature or an option on two lines, a heading that its
+# link makes higher, a table wider than the column.
+ASKEW = """() => {
+    const all = (selector) => [...document.querySelectorAll(selector)]
+    const torn = all('.sig .pre:not(:has(wbr)), .pre.whole')
+        .filter(e => e.getClientRects().length > 1)
+    const high = all(':is(h1, h2, h3, h4) > .headerlink').map(e => e.parentElement).filter(e => {
+        const height = e.offsetHeight
+        e.lastElementChild.style.display = 'none'
+        return e.offsetHeight < height
+    })
+    const wide = all('article .table-wrapper').filter(e =>
+        e.getBoundingClientRect().right > e.closest('article').getBoundingClientRect().right + 1)
+    return [...torn, ...high, ...wide].map(e => e.outerHTML.slice(0, 200))
+}"""
 # At each width: all rules of accessibility once; then those that another theme or width can break.
 LOOKS: dict[int, dict[str, list[str]]] = {
     1400: {"light": [], "dark": ["color-contrast", "link-in-text-block"]},
@@ -57,6 +72,7 @@ class Visit:
     def __init__(self, browser: Any, width: int) -> None:
         self.broken: list[str] = []
         self.widths: dict[str, int] = {}
+        self.askew: dict[str, list[str]] = {}
         self.heights: dict[str, list[float]] = {}
         self._axe = resources.files("axe_playwright_python").joinpath("axe.min.js").read_text()
         self._page = browser.new_page(viewport={"width": width, "height": 900})
@@ -74,6 +90,7 @@ class Visit:
             self._page.emulate_media(color_scheme=theme)
             self._page.evaluate(SETTLED)
             self.broken += [f"{name}, {theme}: {found}" for found in self._violations(rules)]
+        self.askew[name] = self._page.evaluate(ASKEW)
 
     def _violations(self, rules: list[str]) -> Iterator[str]:
         options = {"resultTypes": ["violations"]} | ({"runOnly": rules} if rules else {})
@@ -125,6 +142,13 @@ def test_no_page_scrolls_sideways(visit: Callable[[int], Visit], width: int) -> 
     flat = [name for name, heights in seen.heights.items() if any(h < 5 for h in heights)]
     assert not flat
     assert any(seen.heights.values())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("width", LOOKS)
+def test_nothing_is_askew(visit: Callable[[int], Visit], width: int) -> None:
+    """No option and no part of a signature is torn, no link of a heading takes a line."""
+    assert not {name: found for name, found in visit(width).askew.items() if found}
 
 
 def test_pages_ask_nobody_else_and_are_light(chromium: Any, served: str, names: list[str]) -> None:

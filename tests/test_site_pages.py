@@ -18,8 +18,10 @@ import rmsnorm_ref
 from rmsnorm_ref import tiling, traffic
 
 sys.path.append(str(ROOT / "docs/_ext"))
-import accessible  # type: ignore[import-not-found]  # found by the line above, like the next two
+import accessible  # type: ignore[import-not-found]  # found by the line above, like the next four
+import breaks  # type: ignore[import-not-found]
 import kernels  # type: ignore[import-not-found]
+import mathml  # type: ignore[import-not-found]
 import published  # type: ignore[import-not-found]
 import yaml  # type: ignore[import-untyped]
 
@@ -140,6 +142,34 @@ def test_every_page_has_an_icon_that_exists(site: Path, pages: dict[str, Tags]) 
         ]
         root = site if icons[0].startswith("/") else (site / name).parent
         assert (root / icons[0].lstrip("/")).is_file(), name
+
+
+def test_lines_break_between_words_and_not_inside() -> None:
+    """Names may break behind dots and brackets; options and shapes may not break at all."""
+    dt = '<dt class="sig py"><span class="sig-prename descclassname"><span class="pre">a.b.</span>'
+    assert "a.<wbr>b.<wbr></span>" in breaks.breaks(f"{dt}</span></dt>")
+    bracket = '<span class="sig-paren">(</span>'
+    assert f"{bracket}<wbr>" in breaks.breaks(f'<dt class="sig py">{bracket}</dt>')
+    assert f"{bracket}<wbr>" not in breaks.breaks(bracket)
+    word = '<span class="pre">{}</span>'
+    assert "whole" in breaks.breaks(word.format("--peers"))
+    assert "whole" in breaks.breaks(word.format("f(&quot;one-two-three-four&quot;)"))
+    assert breaks.breaks(word.format("x_hat")) == word.format("x_hat")
+    long = "test_a.py::test_of_a_name_that_is_long"
+    assert breaks.breaks(word.format(long)).replace("<wbr>", "") == word.format(long)
+    assert "of_<wbr>a_<wbr>name" in breaks.breaks(word.format(long))
+    shape = "16 \N{MULTIPLICATION SIGN}\n64"
+    assert breaks.breaks(f"<p>{shape}</p>") == "<p>16\u00a0\N{MULTIPLICATION SIGN}\u00a064</p>"
+    for literal in (f"<pre>{shape}</pre>", f"<script>{shape}</script>", f'<i title="{shape}">'):
+        assert breaks.breaks(literal) == literal
+
+
+def test_a_function_stands_apart_from_a_factor() -> None:
+    """There is a space before the name of a function where a factor precedes it, not a sign."""
+    assert "<mspace" in mathml.mathml(r"\tfrac{1}{2} \operatorname{ulp}(x)")
+    assert "<mspace" in mathml.mathml(r"2 \log x", as_block=True)
+    for formula in (r"\operatorname{ulp}(x)", r"1 + \max(x)", "ab(x)"):
+        assert "<mspace" not in mathml.mathml(formula)
 
 
 def test_repairs_of_the_theme_are_needed(site: Path) -> None:
