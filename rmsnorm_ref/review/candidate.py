@@ -113,7 +113,8 @@ def _first(result: Any) -> Tensor:
 def _as_function(made: Any, make: Callable[..., Any]) -> Call:
     @functools.lru_cache(maxsize=32)
     def module(N: int, eps: float, device: torch.device) -> tuple[Any, str]:
-        built = make(made, N=N, eps=eps).to(device)
+        with torch.inference_mode(mode=False):  # it is kept, and may be trained later
+            built = make(made, N=N, eps=eps).to(device)
         names = [name for name, p in built.named_parameters() if p.numel() == N]
         if len(names) != 1:
             raise ValueError(f"{made.__name__} has {len(names)} parameters of N elements, not one")
@@ -136,9 +137,10 @@ def _caller(signature: str) -> tuple[Callable[..., Any], set[str]]:
     if not names <= {"x", "w", "eps", "N"}:
         unknown = ", ".join(sorted(names - {"x", "w", "eps", "N"}))
         raise ValueError(f"signature {signature!r} uses {unknown}: it may use x, w, eps and N")
-    # The words come from whoever started the review, like the kernel itself.
+    # The words come from whoever started the review, like the kernel itself. What is called looks
+    # at its caller's builtins where it is C++ that imports Python, as TorchScript does: they stay.
     text = f"lambda f, x=None, w=None, eps=None, N=None: f({signature})"
-    return eval(text, {"__builtins__": {}}), names  # noqa: S307
+    return eval(text, {}), names  # noqa: S307
 
 
 def _guess(found: Any, needed: tuple[str, ...], default: str) -> str:
