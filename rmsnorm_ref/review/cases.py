@@ -6,6 +6,7 @@ prints them, so that a finding reproduces by pasting it.
 
 from __future__ import annotations
 
+import math
 from dataclasses import asdict, dataclass, fields
 from typing import Any
 
@@ -14,6 +15,7 @@ import torch
 FENCE = 65536  # elements of NaN on either side; no tile reaches further
 NAN_AROUND = "packed, NaN around"
 UNEVEN = "uneven rows, 3-D"
+HEADS = "heads transposed, 4-D"
 EQUAL = {"ones", "equal in a row"}  # values of which a long fp32 sum drifts in one direction
 
 # The same numbers laid out in other ways; {t} is a tensor, {M} and {N} its shape. All that lies
@@ -44,10 +46,14 @@ LAYOUTS = {
         "{t} = torch.nn.functional.pad({t}.view(2, -1, {N}), (0, 0, 0, 1), value=float('nan'))"
         "[:, :-1]"
     ),
+    # As the heads of attention: in memory positions come before heads.
+    HEADS: ("{t} = {t}.view(2, 2, -1, {N}).transpose(1, 2).contiguous().transpose(1, 2)"),
     "row expanded": "{t} = {t}[:1].expand({M}, {N})",
     "one number expanded": "{t} = {t}[:1, :1].expand({M}, {N})",
     "one number a row": "{t} = {t}[:, :1].expand({M}, {N})",
 }
+# Layouts that bring leading dimensions along: all but the last of those.
+_LEADS: dict[str, tuple[int, ...]] = {UNEVEN: (2,), HEADS: (2, 2)}
 # x, w and dy before layouts; rows differ in scale, no mean is zero, w is far from 1.
 _ROWS = "2.0 ** (torch.arange({M}) % 4 - 1)[:, None]"
 _RANDOM = {
@@ -79,6 +85,7 @@ VALUES: dict[str, dict[str, str]] = {
     "negative": _RANDOM | {"x": "-" + _RANDOM["x"], "w": "-(1.5 + torch.rand({N}, generator=g))"},
     "zeros in w": _RANDOM | {"w": "(" + _RANDOM["w"] + ") * (torch.arange({N}) % 3 != 1)"},
     "small dy": _RANDOM | {"dy": "(" + _RANDOM["dy"] + ") / 4096"},
+    "large dy": _RANDOM | {"dy": "(" + _RANDOM["dy"] + ") * 8192"},  # too large for float16
     "dy like x": _RANDOM | {
         "dy": "torch.randn({M}, {N}, generator=g) / 4 + x.float().sign().cpu()",
     },
@@ -129,9 +136,15 @@ class Case:
     @property
     def shape(self) -> tuple[int, ...]:
         """Return the shape of x as the kernel is given it."""
-        if UNEVEN in {self.x_layout, self.dy_layout}:
-            return (2, self.M // 2, self.N)
+        for layout in (self.x_layout, self.dy_layout):
+            if layout in _LEADS:
+                return (*_LEADS[layout], self.M // self.rows_in, self.N)
         return (self.M, self.N) if self.lead is None else (*self.lead, self.N)
+
+    @property
+    def rows_in(self) -> int:
+        """Return what the number of rows must be a multiple of."""
+        return max(math.prod(_LEADS.get(each, ())) for each in (self.x_layout, self.dy_layout))
 
     def json(self) -> dict[str, Any]:
         """Return what JSON holds; `Case.of` reads it."""
@@ -170,7 +183,7 @@ def source(case: Case, device: str = "cpu") -> str:
     for name in ("x", "dy"):
         layout = LAYOUTS[getattr(case, f"{name}_layout")]
         lines += [layout.format(t=name, M=M, N=N, shape=f"{M}, {N}")] if layout else []
-        if case.shape != (M, N) and getattr(case, f"{name}_layout") != UNEVEN:
+        if case.shape != (M, N) and getattr(case, f"{name}_layout") not in _LEADS:
             lines.append(f"{name} = {name}.view({', '.join(map(str, case.shape))})")
     return "\n".join([*lines, *_finish_w(case), f"eps = {case.eps!r}"])
 

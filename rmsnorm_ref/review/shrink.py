@@ -6,10 +6,10 @@ import itertools
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from .cases import NAN_AROUND, UNEVEN, Case
-
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
+
+    from .cases import Case
 
 MOST_RUNS = 90
 ROWS = (1, 2, 3, 4, 5, 6, 8, 9, 12, 16, 17, 24, 32, 33, 64, 65, 100, 128, 129, 256, 257, 300, 512, 513,
@@ -95,13 +95,10 @@ class Shrinker:
             yield plain
 
     def _one_plain(self, case: Case) -> Iterator[Case]:
-        uneven = {
-            name: "packed" for name in ("x_layout", "dy_layout") if getattr(case, name) == UNEVEN
-        }
-        layouts = {case.x_layout, case.dy_layout}
-        if uneven and layouts <= {UNEVEN, NAN_AROUND, "packed"}:
-            # Three dimensions may be all that is wrong with it.
-            yield replace(case, lead=case.shape[:2], **uneven)  # type: ignore[arg-type]
+        if case.rows_in > 1:
+            # More than two dimensions may be all that is wrong with it.
+            lead, plain = case.shape[:-1], {"x_layout": "packed", "dy_layout": "packed"}
+            yield replace(case, lead=lead, **plain)  # type: ignore[arg-type]
         for name, value in self._plain.items():
             if getattr(case, name) != value:
                 yield replace(case, **{name: value})
@@ -114,9 +111,8 @@ class Shrinker:
     def _rows(self, case: Case) -> Iterator[Case]:
         if case.lead is not None:
             return
-        even = UNEVEN in {case.x_layout, case.dy_layout}
         for M in ROWS:
-            if M < case.M and not (even and M % 2):
+            if M < case.M and M % case.rows_in == 0:
                 yield replace(case, M=M)
 
     def _columns(self, case: Case) -> Iterator[Case]:
