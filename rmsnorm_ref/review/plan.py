@@ -255,7 +255,10 @@ def probes(scope: Scope) -> list[tuple[str, Case]]:
         if not set(probe.needs) <= set(scope.gives) or name in HUGE:
             continue
         dtypes = [d for d in scope.dtypes if not probe.dtypes or d in probe.dtypes]
-        chosen = shapes[:1] if name in {"short_w", "float64", "double_vanishes"} else shapes
+        once = {"short_w", "float64", "double_vanishes", "state", "state_grads"}
+        chosen = shapes[:1] if name in once else shapes
+        if name == "loss_scale":
+            chosen = [(5, 1000)] if scope.interpreted else [(5, 1000), (9, 9000)]
         if name.startswith("stale"):
             chosen = shapes[:2]
         if name.startswith(("batch", "same")):

@@ -7,10 +7,12 @@ given.
 
 from __future__ import annotations
 
+import contextlib
 import re
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
+from torch import Tensor
 
 from rmsnorm_ref import oracle
 
@@ -19,6 +21,8 @@ from .judge import raised
 from .rules import FAIL, NOTE
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from .candidate import Call
 
 FINE = ""  # a probe that raises where this stands was refused, which is right
@@ -96,6 +100,23 @@ with torch.no_grad():
     quiet = f(x, w, eps)
 assert close(quiet, y.detach()), "y differs when nothing is recorded"
 """),
+    "inference": Probe("r-no-grad", """
+y = f(x, w, eps)
+with torch.inference_mode():
+    quiet = f(x, w, eps)
+assert close(quiet, y.detach()), "y differs in inference mode"
+""", if_raised=NOTE),
+    "state": Probe("r-global-state", """
+changed = changes(lambda: f(x, w, eps))
+severity = "fail" if changed & HARMFUL else "note"
+assert not changed, f"the forward changed {', '.join(sorted(changed))}"
+""", if_raised=FINE),
+    "state_grads": Probe("r-global-state", """
+graphs = [f(x, w, eps), f(x, w, eps)]
+changed = changes(lambda: torch.autograd.grad(graphs.pop(), leaves, dy))
+severity = "fail" if changed & HARMFUL else "note"
+assert not changed, f"the backward changed {', '.join(sorted(changed))}"
+""", if_raised=FINE, needs="x"),
     "same": Probe("r-same-twice", """
 assert torch.equal(f(x, w, eps), f(x, w, eps)), "y has other bits at the second call"
 """, if_not=NOTE, if_raised=NOTE),
@@ -146,6 +167,21 @@ others = [0, *range(2, len(x))]
 assert close(dx[others], clean[others]), "a NaN in row 1 of x changed other rows of dx"
 assert dx[1].isnan().all(), "dx came out finite in a row of x that holds a NaN"
 """, needs="x", least_m=4),
+    "loss_scale": Probe("r-scales", """
+with torch.no_grad():  # as under a loss scale: float16 holds dx and dw, and not all of dy * w
+    x.mul_(8)
+    w.mul_(16)
+    dy.mul_(1024)
+y = f(x, w, eps)
+found = torch.autograd.grad(y, leaves, dy)
+dx, dw = oracle.truth_backward(dy, x.detach(), w.detach(), eps)
+# Eager code multiplies in float16 both ways: it overflows as well.
+in_fp32 = (y == oracle.truth(x.detach(), w.detach(), eps).to(y.dtype)).double().mean() > 0.9
+severity = "fail" if in_fp32 else "note"
+for leaf, a in zip(leaves, found):
+    name, b = ("dx", dx) if leaf is x else ("dw", dw)
+    assert close(a, b), f"{name} is off where dy * w is beyond float16's range, and {name} is not"
+""", needs="x", dtypes=("float16",)),
     "double": Probe("r-double-backward", """
 dx = torch.autograd.grad(f(x, w, eps), x, dy, create_graph=True)[0]
 if dx.requires_grad:
@@ -196,6 +232,37 @@ assert error < 1e-9, f"x is float64, y is {y.dtype} and off by {error:.1e}"
 
 HUGE = {"size", "size_dx"}  # only on request: each takes some 20 GB and 2^31 elements
 
+# What `changes` looks at, and which of it spoils what runs later.
+STATE = """
+HARMFUL = {"the default dtype", "whether gradients are recorded", "the seed of random numbers"}
+
+def state():
+    gpu = [torch.cuda.get_rng_state()] if torch.cuda.is_initialized() else []
+    return {
+        "the default dtype": torch.get_default_dtype(),
+        "whether gradients are recorded": torch.is_grad_enabled(),
+        "the number of threads": torch.get_num_threads(),
+        "the use of deterministic algorithms": torch.get_deterministic_debug_mode(),
+        "the state of random numbers": torch.cat([torch.get_rng_state(), *gpu]).tolist(),
+    }
+
+def changes(call):
+    ends, changed = [], set()
+    for seed in (1, 2):
+        torch.set_default_dtype(torch.float32)  # an earlier call may have left another one
+        torch.set_grad_enabled(True)
+        torch.set_num_threads(1)
+        torch.set_deterministic_debug_mode(0)
+        torch.manual_seed(seed)
+        before = state()
+        call()
+        ends.append(state())
+        changed |= {name for name, value in before.items() if ends[-1][name] != value}
+    random = "the state of random numbers"
+    if ends[0][random] == ends[1][random]:  # whatever it was before
+        changed = changed - {random} | {"the seed of random numbers"}
+    return changed
+"""
 # What `close` allows for: two ways to the same number, not two numbers.
 CLOSE = """
 def close(a, b):
@@ -219,6 +286,8 @@ def text(name: str, case: Case, gives: str, device: str = "cpu") -> str:
         lines.append(f"leaves = [{', '.join(wanted)}]")
     if "close" in body:
         lines.append(CLOSE)
+    if "changes" in body:
+        lines.append(STATE)
     return "\n".join([*lines, body.strip()])
 
 
@@ -226,12 +295,15 @@ def run(f: Call, name: str, case: Case, gives: str, device: str = "cpu") -> dict
     """Run one probe; return {} where the property holds, else what was seen and its severity."""
     probe = PROBES[name]
     names: dict[str, Any] = {"torch": torch, "oracle": oracle, "f": f}
+    if probe.rule != "r-global-state":
+        names["f"] = _leaving_grad_mode(f)
     try:
-        exec(compile(text(name, case, gives, device), f"<{name}>", "exec"), names)  # noqa: S102
+        with _state_kept():
+            exec(compile(text(name, case, gives, device), f"<{name}>", "exec"), names)  # noqa: S102
     except AssertionError as error:
         # An assertion of the candidate's own is an exception like others.
         if error.__traceback__ and _is_ours(error, name):
-            return {"severity": probe.if_not, "said": str(error)}
+            return {"severity": names.get("severity", probe.if_not), "said": str(error)}
         said = raised("", error)
     except torch.OutOfMemoryError:
         raise
@@ -242,6 +314,32 @@ def run(f: Call, name: str, case: Case, gives: str, device: str = "cpu") -> dict
     if probe.if_raised == FINE:
         return {"refused": f"{said['type']}: {said['text']}"}
     return {"severity": probe.if_raised, "said": f"{said['type']}: {said['text']}", "raised": True}
+
+
+def _leaving_grad_mode(f: Call) -> Call:
+    """Keep one fault one: a candidate that turns recording off breaks the rule on that alone."""
+
+    def call(x: Tensor, w: Tensor, eps: float) -> Tensor:
+        with torch.set_grad_enabled(torch.is_grad_enabled()):
+            return f(x, w, eps)
+
+    return call
+
+
+@contextlib.contextmanager
+def _state_kept() -> Iterator[None]:
+    """Put back what a probe, or a candidate, changes for the whole process."""
+    dtype, n_threads = torch.get_default_dtype(), torch.get_num_threads()
+    mode = torch.get_deterministic_debug_mode()
+    cuda: Any = torch.cuda
+    gpu = [cuda.current_device()] if cuda.is_initialized() else []
+    try:
+        with torch.enable_grad(), torch.random.fork_rng(gpu):
+            yield
+    finally:
+        torch.set_default_dtype(dtype)
+        torch.set_num_threads(n_threads)
+        torch.set_deterministic_debug_mode(mode)
 
 
 def _is_ours(error: AssertionError, name: str) -> bool:
