@@ -140,7 +140,7 @@ def _by_feature(case: Case, facts: Facts) -> str:  # noqa: C901, PLR0911  # one 
                 "equal in a row": "r-accumulation", "dy like x": "r-accumulation",
                 "outlier channel": "r-real-input", "layer 0": "r-real-input",
                 "layer 5": "r-real-input", "zeros in w": "r-weight",
-                "small dy": "r-scales"}  # fmt: skip
+                "small dy": "r-scales", "large dy": "r-scales"}  # fmt: skip
     if (case.eps != facts.eps and facts.takes_eps) or case.scale < 0.1:
         by_eps = case.scale > 1e-5 and case.dtype != "float16"  # in float16 these are few bits
         return "r-eps" if by_eps else "r-scales"
