@@ -177,6 +177,35 @@ def test_scratch_is_what_was_launched(pages: ModuleType) -> None:
     assert len({(row[0], *row[2:4]) for row in rows}) == len(rows)  # N cancels: no line twice
 
 
+def test_a_repeat_is_of_two_full_runs_of_these_kernels(
+    pages: ModuleType, recordings: list[Recording], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The two newest full runs are compared; a partial one, or one of older kernels, is not."""
+    monkeypatch.setattr(pages.tables_other.recording, "stale", lambda each: each.id == "older")
+    whole = fabricated()
+    slower = tuple(
+        slowed(row, 1.05) if (row.section, row.kind, row.contender) == KERNEL_OF_FLA else row
+        for row in whole.rows
+    )
+    recordings += [
+        dataclasses.replace(whole, id="second", rows=slower),
+        without(whole, "partial", contender="ours"),
+        dataclasses.replace(whole, id="older"),
+        dataclasses.replace(whole, id="first"),
+    ]
+    table = pages.tables_other.repeat()
+    assert table.sources == ("second", "first")
+    largest = {name: most for name, _, most, _ in table.rows}
+    assert largest.pop("FLA") == "5.0 %"
+    assert set(largest.values()) == {"0.0 %"}
+    del recordings[-1]
+    with pytest.raises(LookupError, match="no two runs"):
+        pages.tables_other.repeat()
+
+
+KERNEL_OF_FLA = ("seed", "kernel", "fla")
+
+
 def test_scaling_is_shown_once_it_is_recorded(
     pages: ModuleType, recordings: list[Recording], tmp_path: Path
 ) -> None:

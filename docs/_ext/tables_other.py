@@ -5,6 +5,7 @@ The functions are used as those of `tables.py` are.
 
 from __future__ import annotations
 
+import statistics
 from typing import TYPE_CHECKING
 
 import findings
@@ -12,8 +13,8 @@ import proofs
 from findings import TIMES, cell_name, seconds
 from tables import DASH, SHAPE, Table, label
 
-from rmsnorm_ref.measure import recording
-from rmsnorm_ref.measure.choice import picked
+from rmsnorm_ref.measure import again, recording
+from rmsnorm_ref.measure.choice import picked, ranked
 from rmsnorm_ref.measure.schema import FORWARD
 
 if TYPE_CHECKING:
@@ -154,6 +155,34 @@ def counters() -> Table:
     return Table(caption, titles, body, (source.id,))
 
 
+def repeat() -> Table:
+    """List by contender how far two runs of all seed cells lie apart, on kernels as they are."""
+    run = {"kind": "kernel", "section": "seed"}
+    full = [each for each in ranked(**run) if not recording.stale(each)]
+    n_rows = {each.id: len(recording.select(each.rows, **run)) for each in full}
+    full = [each for each in full if n_rows[each.id] == n_rows[full[0].id]]
+    if len(full) < 2:
+        raise LookupError("no two runs of all seed cells are of these kernels")
+    after, before = full[:2]
+    moved = again.moves(recording.select(after.rows, **run), before)
+    by: dict[str, list[float]] = {}
+    for row, move in moved.items():
+        by.setdefault(row.contender, []).append(abs(move))
+    body = [
+        (
+            label(name),
+            f"{100 * statistics.median(found):.1f} %",
+            f"{100 * max(found):.1f} %",
+            f"{sum(move >= again.FAR for move in found)} of {len(found)}",
+        )
+        for name, found in by.items()
+    ]
+    far = f"{100 * again.FAR:.0f} % or more"
+    caption = "How far the median of a seed cell lies from that of another run"
+    titles = ("implementation", "median", "largest", far)
+    return Table(caption, titles, body, (after.id, before.id))
+
+
 def faults(by: str) -> Table:
     """List the broken kernels that a bound or a property rejects, and why each one happens."""
     names = [fault for fault in proofs.faults() if by in fault.rejected_by]
@@ -166,5 +195,5 @@ def faults(by: str) -> Table:
 
 TABLES: dict[str, Callable[..., Table]] = {
     function.__name__: function
-    for function in (chain, explained, host, cold, scaling, counters, faults)
+    for function in (chain, explained, host, cold, scaling, counters, repeat, faults)
 }
