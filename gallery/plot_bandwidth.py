@@ -46,7 +46,8 @@ for rows in (2048, 4096, 16384):
         ("backward", traffic.backward(rows, N, DTYPE)),
     ):
         small = found.total_bytes / found.obligatory_bytes - 1
-        print(f"{rows:5} x {N} {name:8}: w, dw and rstd add {small:.2%}", end="")
+        small_ones = "w and rstd" if name == "forward" else "w, dw and rstd"
+        print(f"{rows:5} x {N} {name:8}: {small_ones} add {small:.2%}", end="")
         scratch = traffic.scratch_share(rows, N, DTYPE, n_sm) if name == "backward" else 0
         print(f", {n_sm} rows of partial sums {scratch:.1%}" * bool(scratch))
 

@@ -98,8 +98,9 @@ lines = [(d, r) for d in ("float32", "bfloat16") for r in ("y", "dx", "dw")]
 whose = {"candidate": "this kernel", "reference": "the reference", "eager": "eager"}
 series = {label: [rows[*line, name]["ratio"] for line in lines] for name, label in whose.items()}
 off = [rows[dtype, "dx", "candidate"]["ratio"] for dtype in ("float32", "bfloat16")]
+shape = report.told["accuracy"]["label"]  # one random input, the same for all four
 words = figures.Words(
-    title=f"dx is {off[1]:,.0f} bounds off in bf16, {off[0]:,.0f} in fp32; y and dw are within",
+    title=f"On {shape} dx is {off[1]:,.0f} bounds off in bf16, {off[0]:,.0f} in fp32",
     shows="Worst error over the oracle's bound, by dtype and result, of the kernel and of others",
     value="worst error / the bound",
 )

@@ -6,6 +6,7 @@ to what the `fact` role may use.
 
 from __future__ import annotations
 
+import math
 import re
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
@@ -243,11 +244,13 @@ def predicted(other: str, pass_: str, *, n_bytes: int = 2) -> str:
 
 
 def general_share(contender: str, pass_: str) -> Fact:
-    """Return which share of a chain's kernel time PyTorch's general elementwise kernels take.
+    """Return which share of the largest chain's kernel time PyTorch's general kernels take.
 
     They serve operands that are broadcast or cast, element by element; the others load vectors.
     """
     rows, source = picked(kind="eager_kernel", contender=contender, pass_=pass_)
+    M, N = max(((row.M, row.N) for row in rows), key=math.prod)
+    rows = recording.select(rows, M=M, N=N)
     whole = sum(map(seconds, rows))
     general = sum(seconds(row) for row in rows if kernel_name(row) == "elementwise_kernel")
     return Fact(percent(general / whole), source.id)

@@ -33,7 +33,7 @@ MEANINGS = {
     "w_ptr": "w [N], packed, in a dtype of its own",
     "y_ptr": "y [M, N] in the dtype of x, packed",
     "rstd_ptr": "rstd [M] in fp32: the forward writes it, the backward reads it",
-    "mean_ptr": "mean [M] in fp32: mean(dyw * x_hat) of each row; `None` where dx is",
+    "mean_ptr": "mean [M] in fp32: mean(dyw * x_hat) of each row; read for dx, else `None`",
     "dx_ptr": "dx [M, N] in the dtype of x, packed; `None` where it is not asked for",
     "partial_dw_ptr": "partial_dw [n_programs, N] in fp32; `None` where dw is not asked for",
     "dw_ptr": "dw [N] in the dtype of w; `None` where it is not asked for",

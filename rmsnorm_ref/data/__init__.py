@@ -1,8 +1,8 @@
 """Real inputs: what a trained transformer's norm layers are given, outlier channels included.
 
 Random rows have channels of one size. Trained models do not: a few channels are tens of times
-larger than the rest, and they dominate the mean square. `README.md` beside this file says where
-the numbers come from.
+larger than the rest, and they dominate the mean square. `rmsnorm_ref/data/README.md` says
+where the numbers come from.
 """
 
 from importlib import resources

@@ -227,11 +227,14 @@ def eager_chain(
     style.value_axis(panel.xaxis, "time, µs", 1.02 * eager_us)
     n_bytes = sum(moved for _, moved, _ in bars[: len(chain)])
     who = style.LOOKS[contender].label
-    finding = f"{pass_.title()} in {who}: {panels.some(chain, 'kernel')}, {eager_us:.0f} µs"
+    shape = panels.shape(M, N)
+    finding = (
+        f"{pass_.title()} of {shape} in {who}: {panels.some(chain, 'kernel')}, {eager_us:.0f} µs"
+    )
     if fused:
         finding += f"; fused {bars[-1][2]:.0f} µs"
     alt = (
-        f"Kernels of the {pass_} at {panels.shape(M, N)} {dtype}, one after the other in time: "
+        f"Kernels of the {pass_} at {shape} {dtype}, one after the other in time: "
         f"{finding}; eager moves {_moved(n_bytes, eager_us)}."
     )
     return style.finish(figure, finding, alt, recording)

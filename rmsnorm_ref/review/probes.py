@@ -226,7 +226,7 @@ assert y is None, f"w is [{(len(w) + 1) // 2}], x is {list(x.shape)}, and nothin
 x, w = x.detach().double() / 3, w.detach().double() / 3
 y = f(x, w, eps)
 error = float((y - oracle.truth(x, w, eps)).abs().max())
-assert error < 1e-9, f"x is float64, y is {y.dtype} and off by {error:.1e}"
+assert error < 1e-9, f"with x and w in float64, y is {y.dtype} and off by {error:.1e}"
 """, if_not=NOTE, if_raised=FINE, dtypes=("float32",)),
 }  # fmt: skip
 
