@@ -6,7 +6,6 @@ to what the `fact` role may use.
 
 from __future__ import annotations
 
-import math
 import re
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
@@ -20,7 +19,7 @@ from rmsnorm_ref.measure.schema import BACKWARD, FORWARD
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
-    from rmsnorm_ref.measure.recording import Row
+    from rmsnorm_ref.measure.recording import Recording, Row
 
 TIMES = "\u00d7"  # the multiplication sign
 NO_BREAK = "\u00a0"
@@ -243,14 +242,19 @@ def predicted(other: str, pass_: str, *, n_bytes: int = 2) -> str:
     return f"{ratio:.3g}"
 
 
+def largest_chain(contender: str, pass_: str) -> tuple[list[Row], Recording]:
+    """Return the kernels of the largest chain that was profiled, and the recording."""
+    rows, source = picked(kind="eager_kernel", contender=contender, pass_=pass_)
+    largest = max(rows, key=lambda row: row.M * row.N)
+    return recording.select(rows, M=largest.M, N=largest.N, dtype=largest.dtype), source
+
+
 def general_share(contender: str, pass_: str) -> Fact:
     """Return which share of the largest chain's kernel time PyTorch's general kernels take.
 
     They serve operands that are broadcast or cast, element by element; the others load vectors.
     """
-    rows, source = picked(kind="eager_kernel", contender=contender, pass_=pass_)
-    M, N = max(((row.M, row.N) for row in rows), key=math.prod)
-    rows = recording.select(rows, M=M, N=N)
+    rows, source = largest_chain(contender, pass_)
     whole = sum(map(seconds, rows))
     general = sum(seconds(row) for row in rows if kernel_name(row) == "elementwise_kernel")
     return Fact(percent(general / whole), source.id)

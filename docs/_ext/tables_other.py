@@ -23,10 +23,10 @@ if TYPE_CHECKING:
 
 def chain(contender: str, pass_: str) -> Table:
     """List the kernels of an eager chain: time, bytes, bandwidth; the largest cell recorded."""
-    rows, source = picked(kind="eager_kernel", contender=contender, pass_=pass_)
-    largest = max(rows, key=lambda row: row.M * row.N)
+    rows, source = findings.largest_chain(contender, pass_)
+    largest = rows[0]
     body = []
-    for row in recording.select(rows, M=largest.M, N=largest.N, dtype=largest.dtype):
+    for row in rows:
         assert row.detail is not None
         n_bytes = row.detail["n_bytes"]
         name = " + ".join(row.detail["steps"]) or row.detail["kernel"]

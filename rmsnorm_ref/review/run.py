@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 from tqdm import tqdm
 
-from . import code, gradients, history, judge, plan, semantics
+from . import code, gradients, history, plan, semantics
 from .cases import Case
 from .crew import Crew
 from .digest import Digest, merged
@@ -143,13 +143,11 @@ class _Review:
                 runs = "tensors" in alone and "raised" not in alone
                 (wary if runs else refused).append((case, error))
                 continue
-            found[dtype] = {*"xw"}
-            if "missing" in outcome and not error:
-                found[dtype] -= {name[1:] for name in outcome["missing"]}
+            found[dtype] = {*"xw"} if error else _came(outcome)
             if not error and len(found[dtype]) < 2:
                 again = self.pool.ask({"op": "case", "case": replace(case, M=5, N=48).json()})
                 if "missing" in again and "raised" not in again:
-                    found[dtype] |= {*"xw"} - {name[1:] for name in again["missing"]}
+                    found[dtype] |= _came(again)
         given = set().union(*found.values())
         gives = "".join(leaf for leaf in "xw" if leaf in given)
         if gives:
@@ -211,7 +209,7 @@ class _Review:
         self.findings += merged(told)
         if cause is not None and (cause not in told or cause.rule == history.RULE):
             text = "results depend on earlier calls, and a fit takes several"
-            self.told["semantics"] = {"raised": judge.raised("forward", RuntimeError(text))}
+            self.told["semantics"] = {"raised": {"text": text}}
         if "died" in fitted:
             self._died_while_fitted(fitted["died"])
         self.bar.set_description_str("errors beside the reference's")
@@ -290,6 +288,11 @@ class _Review:
             if other and row["time_s"] > other["time_s"]:
                 title = f"{cell}: {row['time_s'] / other['time_s']:.2f} times eager's time"
                 self.findings.append(Finding("r-slower-than-eager", NOTE, title, got=got))
+
+
+def _came(outcome: dict[str, Any]) -> set[str]:
+    """Return the leaves that got a gradient; both where the process ended and nobody can tell."""
+    return {leaf for leaf in "xw" if "d" + leaf not in outcome.get("missing", ())}
 
 
 def review(options: Options) -> Report:
