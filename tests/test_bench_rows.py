@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import dataclasses
 import signal
 import subprocess
 import sys
 import time
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -144,6 +146,36 @@ def test_backward_that_cannot_be_captured_is_a_difference() -> None:
     assert found.time_s.p50 == pytest.approx(5e-6)
     assert "by_difference" in found.flags
     assert "by_difference" not in rows[0].flags
+
+
+def test_who_searches_is_timed_with_each_config() -> None:
+    """Its one row is of the fastest config, also where another one cannot be launched."""
+    tuner = SimpleNamespace(
+        configs=[SimpleNamespace(num_warps=n, num_stages=2) for n in (1, 2, 4, 8)]
+    )
+    seen: list[int] = []
+
+    def searches(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+        warps = [config.num_warps for config in tuner.configs]
+        if warps == [1]:
+            raise RuntimeError("out of resource")
+        seen.extend(warps)
+        return torch.nn.functional.rms_norm(x, w.shape, w, 1e-6)
+
+    asked = made_up_session(lambda graph, _: {0: 5e-6, 1: 3e-6, 2: 2e-6, 3: 4e-6}.get(graph, 1e-6))
+    pins = tuple(peers.Pin(tuner, config) for config in tuner.configs)
+    peer = dataclasses.replace(wrong_peer("fla", searches), pins=lambda *_: pins)
+    asked.peers["fla"] = peer
+    asked.passes = (FORWARD,)
+    ours, found = kernel_rows.measure(asked, CELL)
+    assert (ours.contender, found.contender) == ("ours", "fla")
+    assert found.config == schema.Config(4, 2)
+    assert found.time_s is not None
+    assert found.time_s.p50 == pytest.approx(2e-6)
+    assert seen.count(2) == seen.count(4) == seen.count(8) > 1
+    (note,) = asked.notes
+    assert "fla with" in note
+    assert "out of resource" in note
 
 
 # ---- Knobs ------------------------------------------------------------------------------------

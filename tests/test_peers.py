@@ -16,6 +16,7 @@ from torch import Tensor
 
 from rmsnorm_ref import oracle
 from rmsnorm_ref.measure import peers
+from rmsnorm_ref.measure.schema import BACKWARD, FORWARD, Config
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -239,21 +240,43 @@ def test_packages_are_called_by_their_own_signature(
     assert (cutlass in sys.path) == (name == "quack")
 
 
-def test_choice_of_fla_is_read_through_decorators(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The config that FLA's search chose is that of its kernel for whole rows, or is not known."""
-    assert peers.config_of_fla("forward", 4096) is None or "fla.modules.layernorm" in sys.modules
+def made_up_tuner(*warps: int) -> SimpleNamespace:
+    """Return what has configs, as Triton's autotuner has."""
+    return SimpleNamespace(configs=[SimpleNamespace(num_warps=n, num_stages=3) for n in warps])
+
+
+def test_configs_of_fla_are_those_that_its_search_would_try(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """They are found through decorators, in the kernel that serves N; another FLA has none."""
+    fla = peers.contenders()["fla"]
     module: Any = ModuleType("fla.modules.layernorm")
-    module.layer_norm_fwd_kernel_row = SimpleNamespace(
-        best_config=SimpleNamespace(num_warps=8, num_stages=3)
-    )
-    backward = SimpleNamespace(best_config=SimpleNamespace(num_warps=4, num_stages=2))
-    module.layer_norm_bwd_kernel_row = SimpleNamespace(fn=backward)
     monkeypatch.setitem(sys.modules, "fla.modules.layernorm", module)
-    assert peers.config_of_fla("forward", 4096) == (8, 3)
-    assert peers.config_of_fla("backward", 513) == (4, 2)
-    assert peers.config_of_fla("backward", 512) is None
-    del backward.best_config
-    assert peers.config_of_fla("backward", 513) is None
+    assert fla.pins(FORWARD, 4096) == ()
+    module.layer_norm_fwd_kernel_row = made_up_tuner(2, 16)
+    module.layer_norm_bwd_kernel_row = SimpleNamespace(fn=made_up_tuner(4))
+    module.layer_norm_fwd_kernel = made_up_tuner(8)
+    assert [pin.config for pin in fla.pins(FORWARD, 4096)] == [Config(2, 3), Config(16, 3)]
+    assert [pin.config for pin in fla.pins(BACKWARD, 513)] == [Config(4, 3)]
+    assert [pin.config for pin in fla.pins(FORWARD, 512)] == [Config(8, 3)]
+    assert fla.pins(BACKWARD, 512) == ()
+
+
+def test_a_held_config_is_let_go() -> None:
+    """Inside, a search has one config to choose from; after, also after an error, it has all."""
+    tuner = made_up_tuner(2, 4, 8)
+    whole = list(tuner.configs)
+    seen: list[Any] = []
+
+    def called() -> None:
+        with peers.Pin(tuner, whole[1]).held():
+            seen.extend(tuner.configs)
+            raise RuntimeError
+
+    with pytest.raises(RuntimeError):
+        called()
+    assert seen == [whole[1]]
+    assert tuner.configs == whole
 
 
 def test_listing_peers_imports_none_of_them() -> None:

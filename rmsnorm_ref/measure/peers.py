@@ -7,9 +7,10 @@ of the extra `peers`: `pip install 'rmsnorm_ref[peers]'`.
 
 from __future__ import annotations
 
+import contextlib
 import math
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from importlib import import_module, metadata
 from typing import Any, NamedTuple, Protocol
@@ -18,6 +19,8 @@ import torch
 from torch import Tensor
 
 from rmsnorm_ref import oracle
+
+from .schema import BACKWARD, FORWARD, Config, Pass
 
 EPS = 1e-6  # every contender normalises with this one, in every recording
 Call = Callable[[Tensor, Tensor], Tensor]
@@ -31,11 +34,47 @@ class Build(Protocol):
 
 
 @dataclass(frozen=True)
+class Pin:
+    """Hold one config that a peer's own search chooses among, to call the peer with no other."""
+
+    tuner: Any  # a triton Autotuner: it takes the only config that it has without a search
+    choice: Any  # a triton.Config
+
+    @contextlib.contextmanager
+    def held(self) -> Iterator[None]:
+        """Let every call inside take this config."""
+        before = self.tuner.configs
+        self.tuner.configs = [self.choice]
+        try:
+            yield
+        finally:
+            self.tuner.configs = before
+
+    @property
+    def config(self) -> Config:
+        """Return its warps and stages."""
+        return Config(self.choice.num_warps, self.choice.num_stages)
+
+
+class Pins(Protocol):
+    """List what a peer's own search would try, once the peer is built."""
+
+    def __call__(self, pass_: Pass, N: int) -> tuple[Pin, ...]:
+        """Return one pin for each config of one pass at rows of N columns; none: no search."""
+
+
+def _no_search(pass_: Pass, N: int) -> tuple[Pin, ...]:
+    del pass_, N
+    return ()
+
+
+@dataclass(frozen=True)
 class Peer:
     """Hold one contender: how to build it, or why it is missing.
 
     `version` is that of `package`, None if that is not installed; `missing_reason` is None where
     the peer can be built. `build(N, dtype)` may compile and may raise whatever its package raises.
+    Where `pins` gives configs, each of them is timed, and the fastest stands for the peer.
     """
 
     name: str
@@ -43,6 +82,7 @@ class Peer:
     version: str | None
     missing_reason: str | None
     build: Build
+    pins: Pins = _no_search
 
 
 def contenders() -> dict[str, Peer]:
@@ -62,7 +102,7 @@ def contenders() -> dict[str, Peer]:
         "F.rms_norm": _peer("F.rms_norm", _functional, "torch"),
         "torch.compile": _peer("torch.compile", _compiled, "torch"),
         "liger": _peer("liger", _liger, "liger-kernel"),
-        "fla": _peer("fla", _fla, "fla-core", "einops"),
+        "fla": _peer("fla", _fla, "fla-core", "einops", pins=_pins_of_fla),
         "flash_attn": _peer("flash_attn", _flash_attn, "flash-attn"),
         "quack": _peer(
             "quack",
@@ -75,13 +115,13 @@ def contenders() -> dict[str, Peer]:
     }
 
 
-def _peer(name: str, build: Build, package: str, *needs: str) -> Peer:
+def _peer(name: str, build: Build, package: str, *needs: str, pins: Pins = _no_search) -> Peer:
     version = _version(package)
     absent = [needed for needed in (package, *needs) if _version(needed) is None]
     reason = None
     if absent:
         reason = f"{' and '.join(absent)} not installed: try pip install 'rmsnorm_ref[peers]'"
-    return Peer(name, package, version, reason, build)
+    return Peer(name, package, version, reason, build, pins)
 
 
 def _version(package: str) -> str | None:
@@ -160,21 +200,21 @@ def _flash_attn(N: int, dtype: torch.dtype, eps: float = EPS) -> Call:
     return lambda x, w: rms_norm(x, w, None, eps=eps)
 
 
-def config_of_fla(pass_: str, N: int) -> tuple[int, int] | None:
-    """Return the warps and stages that FLA's search chose for the call it ran last.
+def _pins_of_fla(pass_: Pass, N: int) -> tuple[Pin, ...]:
+    """Return the configs of FLA's search for whole rows, or up to 512 columns for tiles of rows.
 
-    It searches at the first call of each N and dtype, at whatever M that has, and keeps the choice:
-    two runs may time two kernels. None up to 512 columns, where a choice has rows of a tile too,
-    and where another version of FLA keeps its choice elsewhere.
+    Left to itself it searches at the first call of each N and dtype, at whatever M that has, by a
+    short timing of calls that take the host longer than the GPU, and keeps the choice: two runs
+    time two kernels, up to 40 % apart. What its search would find if it could see the difference
+    is fair to it, and repeats. None where another version of FLA keeps its configs elsewhere.
     """
-    short = {"forward": "fwd", "backward": "bwd"}[pass_]
+    short = {FORWARD: "fwd", BACKWARD: "bwd"}[pass_]
+    kind = "kernel" if N <= 512 else "kernel_row"  # as FLA decides
     module: Any = sys.modules.get("fla.modules.layernorm")
-    kernel = getattr(module, f"layer_norm_{short}_kernel_row", None)
-    while kernel is not None and not hasattr(kernel, "best_config"):
-        kernel = getattr(kernel, "fn", None)  # what a decorator wraps
-    if kernel is None or N <= 512:  # as FLA decides
-        return None
-    return kernel.best_config.num_warps, kernel.best_config.num_stages
+    tuner = getattr(module, f"layer_norm_{short}_{kind}", None)
+    while tuner is not None and not hasattr(tuner, "configs"):
+        tuner = getattr(tuner, "fn", None)  # what a decorator wraps
+    return tuple(Pin(tuner, choice) for choice in getattr(tuner, "configs", ()))
 
 
 def _quack(N: int, dtype: torch.dtype, eps: float = EPS) -> Call:

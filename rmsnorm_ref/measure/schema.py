@@ -153,7 +153,9 @@ class Row:
     dtype: Dtype = field(metadata=_says("of x, y, dy and dx"))
     w_dtype: Dtype = field(metadata=_says("of w and dw"))
     path: str | None = field(default=None, metadata=_says("ours: the kernel, named in tiling.py"))
-    config: Config | None = field(default=None, metadata=_says("ours and fla: as launched"))
+    config: Config | None = field(
+        default=None, metadata=_says("ours: as launched; fla: its fastest")
+    )
     n_programs: int | None = field(
         default=None,
         metadata=_says("ours: tiles (forward), rows of the partial buffer (backward; few rows: 0)"),

@@ -146,15 +146,12 @@ class Session:
     def row(
         self, cell: Cell, pass_: Pass, contender: str, sample: timing.Sample | None, **more: Any
     ) -> Row:
-        """Make a row; what only ours has is filled in by `ours_fields`, FLA's choice by FLA."""
+        """Make a row; what only ours has is filled in by `ours_fields`."""
         timed: dict[str, Any] = {}
         if sample is not None:
             timed["time_s"] = Quantiles(sample.p20_s, sample.p50_s, sample.p80_s)
             timed["repeat_time_s"], timed["n_samples"] = sample.repeat_p50_s, sample.n_samples
         known = self.ours_fields(cell, pass_) if contender == OURS.name else {}
-        if contender == "fla" and sample is not None and pass_ in {FORWARD, BACKWARD}:
-            config = peers.config_of_fla(pass_, cell.N)
-            known = {"config": config and Config(*config)}
         fields: dict[str, Any] = {
             "section": cell.section,
             "contender": contender,
