@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from .nursery import Nursery
 from .pool import Pool
 
 if TYPE_CHECKING:
@@ -30,7 +31,8 @@ class Crew:
 
     def __init__(self, target: Target, device: str, limit_s: float, size: int = 0) -> None:
         size = size or _size(target, device)
-        self.pools = [Pool(target, device, limit_s) for _ in range(size)]
+        self._nursery = Nursery(device) if target.function is None else None
+        self.pools = [Pool(target, device, limit_s, self._nursery) for _ in range(size)]
         self._homes: dict[tuple[Any, ...], Pool] = {}
         self._starting: list[threading.Thread] = []
         if size > 1:
@@ -116,6 +118,11 @@ class Crew:
         """End all children."""
         for pool in self.pools:
             pool.close()
+        self._wait_for_all()  # one that was being started is there now
+        for pool in self.pools:
+            pool.close()
+        if self._nursery is not None:
+            self._nursery.close()
 
 
 def _work(

@@ -1,9 +1,9 @@
 """The parent's side: a candidate in a child process, with a time limit for every request.
 
 A child that crashes, hangs or breaks the GPU's context is an answer like any other; the next child
-goes on with what is left. A target is loaded in a fresh interpreter; a Python function is taken
-along by fork, or, on a machine that has a GPU, called in this very process: neither its context nor
-autograd's threads survive a fork.
+goes on with what is left. A target is loaded by a child that knows nothing yet (see `nursery.py`);
+a Python function is taken along by fork, or, on a machine that has a GPU, called in this very
+process: neither its context nor autograd's threads survive a fork.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from .worker import Worker, answered
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from .nursery import Nursery
     from .process import Process, Target
 
 FIRST = 3  # times the limit for a process's first call, which may compile
@@ -32,10 +33,13 @@ MOST_HANGS = 2
 
 
 class Pool:
-    """Keep one child alive and ask it."""
+    """Keep one child alive and ask it; `nursery` starts it where the target is a name."""
 
-    def __init__(self, target: Target, device: str, limit_s: float) -> None:
+    def __init__(
+        self, target: Target, device: str, limit_s: float, nursery: Nursery | None = None
+    ) -> None:
         self._target = target
+        self._nursery = nursery
         self._device = device
         self._limit_s = limit_s
         self._child: Process | None = None
@@ -108,7 +112,7 @@ class Pool:
 
     def _feed(self, requests: list[dict[str, Any]]) -> Iterator[dict[str, Any]]:
         """Send all requests, yield answers until they are done or the child is gone."""
-        child = self._child = self._child or start(self._target, self._device)
+        child = self._child = self._child or start(self._target, self._device, self._nursery)
         numbered = []
         for request in requests:
             self._ids += 1

@@ -1,25 +1,24 @@
-"""Start and end the child of a pool: forked with a function, or a fresh interpreter with a name."""
+"""Start and end the child of a pool: forked with a function, or by a nursery to load a name."""
 
 from __future__ import annotations
 
 import faulthandler
-import importlib
-import json
 import os
 import signal
-import subprocess
 import sys
 import tempfile
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from . import candidate
+from .nursery import import_ahead
 from .worker import Worker, serve
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from .candidate import Call
+    from .nursery import Nursery
 
 
 class Target(NamedTuple):
@@ -41,16 +40,41 @@ class Target(NamedTuple):
         return candidate.find(self.name, self.signature, self.init)
 
 
-class Process:
-    """Hold a child, forked or started."""
+class Child(Protocol):
+    """A process that can be killed and waited for."""
 
-    def __init__(self, pid: int, requests: int, answers: int, errors: str) -> None:
-        self.pid, self.requests, self.answers = pid, requests, answers
+    def kill(self) -> None:
+        """Kill it, unless it has ended."""
+
+    def wait(self) -> int:
+        """Wait for its end; return its exit status, negative for a signal."""
+
+
+class Forked:
+    """A child of this very process."""
+
+    def __init__(self, pid: int) -> None:
+        self._pid = pid
+
+    def kill(self) -> None:
+        """Kill it: until it is waited for, the number is its own."""
+        os.kill(self._pid, signal.SIGKILL)
+
+    def wait(self) -> int:
+        """Wait for its end; return its exit status, negative for a signal."""
+        return os.waitstatus_to_exitcode(os.waitpid(self._pid, 0)[1])
+
+
+class Process:
+    """Hold a child, the pipes to it and what it printed."""
+
+    def __init__(self, child: Child, requests: int, answers: int, errors: str) -> None:
+        self.requests, self.answers = requests, answers
+        self.known: set[tuple[Any, ...]] = set()  # what was compiled
+        self._child = child
         self._errors = Path(errors)
         self._said = ""
         self._status: int | None = None
-        self.known: set[tuple[Any, ...]] = set()  # what was compiled
-        self.popen: subprocess.Popen[bytes] | None = None
 
     def end(self, *, kill: bool) -> int:
         """Close the pipes, wait; return the exit status, negative for a signal."""
@@ -58,15 +82,8 @@ class Process:
             os.close(self.requests)
             os.close(self.answers)
             if kill:
-                os.kill(self.pid, signal.SIGKILL)
-            if self.popen is not None:
-                try:
-                    self._status = self.popen.wait(30.0)
-                except subprocess.TimeoutExpired:  # a driver may hold on to it; we need not wait
-                    self.popen.kill()
-                    self._status = -signal.SIGKILL
-            else:
-                self._status = os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
+                self._child.kill()
+            self._status = self._child.wait()
             self._keep_errors()
         return self._status
 
@@ -80,55 +97,34 @@ class Process:
         self._said = "\n".join(lines[-6:])
 
 
-def start(target: Target, device: str) -> Process:
-    """Start a child: a fork that has the function, or a fresh interpreter that imports it."""
+def start(target: Target, device: str, nursery: Nursery | None) -> Process:
+    """Start a child: a fork that has the function, or without one a nursery's, which imports it."""
     ours_in, theirs_out = os.pipe()
     theirs_in, ours_out = os.pipe()
     errors, name = tempfile.mkstemp(prefix="rmsnorm_ref-review-")
-    ends = {"requests": theirs_in, "answers": theirs_out, "device": device}
-    begin = _spawn if target.function is None else _fork
-    process = begin(target, ends, errors, (ours_out, ours_in, name))
+    child: Child
+    if target.function is not None:
+        child = _fork(target, device, (theirs_in, theirs_out, errors), (ours_out, ours_in))
+    else:
+        assert nursery is not None
+        words = {"target": target.name, "signature": target.signature, "init": target.init}
+        child = nursery.fork(words | {"device": device}, theirs_in, theirs_out, errors)
     for descriptor in (theirs_in, theirs_out, errors):
         os.close(descriptor)
-    return process
+    return Process(child, ours_out, ours_in, name)
 
 
-def _spawn(
-    target: Target, ends: dict[str, Any], errors: int, ours: tuple[int, int, str]
-) -> Process:
-    setup = ends | {"target": target.name, "signature": target.signature, "init": target.init}
-    here = str(Path(__file__).parents[2])
-    before = os.environ.get("PYTHONPATH")
-    environment = {
-        # A search for the fastest launch moves no more than bits, and takes a second for a width.
-        "RMSNORM_REF_TUNING": "fixed",
-        **({"TRITON_INTERPRET": "1"} if ends["device"] == "cpu" else {}),
-        **os.environ,
-        "PYTHONPATH": os.pathsep.join([here, *([before] if before else [])]),
-    }
-    popen = subprocess.Popen(  # noqa: S603  # our own interpreter and module
-        # Not -m: runpy would warn of a module that its package has imported.
-        [sys.executable, "-c", f"from {__package__}.worker import main; main()", json.dumps(setup)],
-        stdin=subprocess.DEVNULL,
-        stdout=errors,
-        stderr=errors,
-        pass_fds=(ends["requests"], ends["answers"]),
-        env=environment,
-    )
-    process = Process(popen.pid, *ours)
-    process.popen = popen
-    return process
-
-
-def _fork(target: Target, ends: dict[str, Any], errors: int, ours: tuple[int, int, str]) -> Process:
+def _fork(
+    target: Target, device: str, theirs: tuple[int, int, int], ours: tuple[int, int]
+) -> Forked:
     find: Callable[[], candidate.Candidate] = target.find
-    # The first torch.autograd.grad of a process imports it, for most of a second; here, only once.
-    importlib.import_module("torch.fx.experimental.symbolic_shapes")
+    import_ahead()  # here, only once
     sys.stdout.flush()
     sys.stderr.flush()
     pid = os.fork()
     if pid:
-        return Process(pid, *ours)
+        return Forked(pid)
+    requests, answers, errors = theirs
     try:
         # Nothing of the parent's is left open: it sees the end of a pipe only then.
         os.close(ours[0])
@@ -136,6 +132,6 @@ def _fork(target: Target, ends: dict[str, Any], errors: int, ours: tuple[int, in
         os.dup2(errors, 1)
         os.dup2(errors, 2)
         faulthandler.enable(2)
-        serve(Worker(find, ends["device"]), ends["requests"], ends["answers"])
+        serve(Worker(find, device), requests, answers)
     finally:
         os._exit(0)
