@@ -35,7 +35,8 @@ def rmsnorm_backward_kernel(
     # ROW_ALIGN divides N and both strides; NUM_STAGES tiles are in flight, this one included.
     ROW_ALIGN: tl.constexpr, NUM_STAGES: tl.constexpr, OVERLAP: tl.constexpr,
 ):
-    # The reduction may be put in place at once: it waits for the end of all programs.
+    # The reduction may be put in place at once: it waits for the end of all programs. Where no dw
+    # is asked for there is none, and whatever comes next might not wait.
     if OVERLAP:
         tl.extra.cuda.gdc_launch_dependents()
     # ---- Locate the rows
@@ -163,10 +164,14 @@ def launch_backward(
     return dx, dw
 
 
-def _build(N: int, dtype: torch.dtype, device: torch.device, config: Config, *_needs: bool):
-    """Fix all that does not change between calls of one width; return the launch."""
+def _build(N: int, dtype: torch.dtype, device: torch.device, config: Config, *needs: bool):
+    """Fix all that does not change between calls of one width; return the launch.
+
+    `needs`: whether dx and dw are asked for; both, where the search does not say.
+    """
     tile = tiling.backward_tile(N)
-    row_align, overlap = tiling.row_align(N, dtype), tiling.overlaps(device)
+    overlap = tiling.overlaps(device) and needs != (True, False)
+    row_align = tiling.row_align(N, dtype)
     constants = (N, *tile, row_align, config.num_stages, overlap)
     kernel = Launch(rmsnorm_backward_kernel, constants, config, device)
 

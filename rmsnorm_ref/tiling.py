@@ -95,6 +95,9 @@ class Tile(NamedTuple):
     rows: int
 
 
+INTERPRETED_REDUCE_TILE = Tile(4096, 128)
+
+
 def forward_tile(N: int) -> Tile:
     """Return the forward's tile for rows of N columns: a function of N alone."""
     block_size = next_power_of_2(N)
@@ -156,17 +159,17 @@ def reduce_cols(N: int, device: torch.device, *, early: bool) -> int:
     """Return how many columns of the partial buffer one program adds up; see `reduces_early`.
 
     16 or 32 on a GPU, so that many programs share a short job. The interpreter pays per program and
-    not per element, so there it is 4096.
+    not per element.
     """
     if device.type != "cuda":
-        return 4096
+        return INTERPRETED_REDUCE_TILE.block_size
     return 32 if early and N > REDUCE_NARROW_MAX else 16
 
 
 def reduce_rows(N: int, device: torch.device, *, early: bool) -> int:
     """Return how many rows of the partial buffer one program adds up per step."""
     if device.type != "cuda":
-        return 128
+        return INTERPRETED_REDUCE_TILE.rows
     return REDUCE_TILE // reduce_cols(N, device, early=early)
 
 
@@ -182,7 +185,12 @@ def overlaps(device: torch.device) -> bool:
 
 
 def reduces_early(n_programs: int, x: torch.Tensor) -> bool:
-    """Tell whether the dw reduction is put in place while `n_programs` programs still run.
+    """Tell whether the dw reduction is put in place while `n_programs` programs still run."""
+    return overlaps(x.device) and reduces_early_on(sm_count(x.device), n_programs, x)
+
+
+def reduces_early_on(n_sm: int, n_programs: int, x: torch.Tensor) -> bool:
+    """Return the same for a device of `n_sm` streaming multiprocessors where kernels may overlap.
 
     Its start is then hidden: 2048 x 2048 takes 10.5 us against 11.2. Only where every SM has as
     many programs as the next: on idle ones the waiting programs would gather, and then do all the
@@ -190,7 +198,7 @@ def reduces_early(n_programs: int, x: torch.Tensor) -> bool:
     32768 x 512 would take 54.3 us against 52.8 (not recorded).
     """
     large = x.itemsize > 2 and x.numel() * x.itemsize > EARLY_FP32_BYTES_MAX
-    return overlaps(x.device) and n_programs % sm_count(x.device) == 0 and not large
+    return n_programs % n_sm == 0 and not large
 
 
 def eviction(x: torch.Tensor) -> str:

@@ -192,16 +192,28 @@ def test_num_stages_changes_only_pipelined_loops(compilers: Compilers) -> None:
 def test_a_reduction_that_is_early_waits_first(
     compilers: Compilers, target: str, early: int
 ) -> None:
-    """The one-tile kernel lets its successor in, which waits before it loads: where GPUs can."""
+    """The one-tile kernel lets its successor in, which waits before it loads: where GPUs can.
+
+    Without a dw the next launch is somebody else's, and is not let in.
+    """
     jobs = [
-        Job(target, path, N, "bfloat16", "bfloat16", *shipped(path, N, "bfloat16"))
+        Job(
+            target,
+            path,
+            N,
+            "bfloat16",
+            "bfloat16",
+            *shipped(path, N, "bfloat16"),
+            needs_dw=needs_dw,
+        )
         for N in ONE_PER_PATH
         for path in paths_of(N)
+        for needs_dw in (True, False)
     ]
     for job, kernels in zip(jobs, compilers.compile(jobs), strict=True):
         found = [(kernel.handover, kernel.starts_early) for kernel in kernels]
         expected = [("", False)] * len(kernels)
-        if job.path == "backward" and early:
+        if job.path == "backward" and early and job.needs_dw:
             expected = [("launch_dependents", False), ("wait", True)]
         assert found == expected, job
 

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from .process import Target
 
-MOST = 12
+MOST = 16
 BYTES_EACH = 2 * 2**30  # of the GPU's memory: a context, and what the cases hold
 DEATHS_EACH, HANGS_EACH = 3, 1
 
@@ -144,4 +144,4 @@ def _size(target: Target, device: str) -> int:
         return 1
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     free, _ = torch.cuda.mem_get_info(device)
-    return max(1, min(MOST, (cores or 1) * 3 // 4, free // BYTES_EACH))
+    return max(1, min(MOST, (cores or 2) - 1, free // BYTES_EACH))
