@@ -95,7 +95,7 @@ class Tile(NamedTuple):
     rows: int
 
 
-INTERPRETED_REDUCE_TILE = Tile(4096, 128)
+INTERPRETED_REDUCE_TILE = Tile(4096, 2)  # few rows, as programs are few: it takes several steps
 
 
 def forward_tile(N: int) -> Tile:

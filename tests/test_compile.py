@@ -43,10 +43,11 @@ MOST_THREADS = 1024
 # 65536-wide row in one tile spills kilobytes). What ships gets an eighth on its own target.
 MOST_SPILL_BYTES = 255
 MOST_SPILL_BYTES_SHIPPED = 127
-CHOSEN_ON = "sm_90"  # compiled in full, too: the other targets get the corners of their search
+CHOSEN_ON = "sm_90"  # the whole search is compiled, of other targets its corners
 
 # Narrow rows that share a tile, one row per tile, one chunk, several, the widest; some of them odd.
 WIDTHS = (64, 128, 256, 513, 1560, 2048, 4096, 8192, 16384, 20000, 32768, 40000, 65536)
+MASKED = (1560, 20000, 40000)  # tiles of a width above that is searched whole: these get corners
 WIDTHS_ELSEWHERE = (64, 513, 2048, 8192, 16384, 32768, 65536)
 ONE_PER_PATH = (513, 8192, 20000, 40000)
 
@@ -70,13 +71,13 @@ def shipped(path: str, N: int, dtype: str) -> Config:
 
 
 def launchable(target: str, path: str, N: int, dtype: str) -> list[Config]:
-    """List what the search would try on a target: all of it on one, the corners on the others."""
+    """List what the search would try: all of it on one target, corners elsewhere and if masked."""
     searched = "backward" if path == "few_rows_backward" else path
     reasons = tuning.pruned(searched, N, getattr(torch, dtype), *TARGETS[target])
     tried = [config for config, reason in reasons.items() if reason is None]
     if path == "few_rows_backward":
         tried = [config for config in tried if config.num_stages in {1, 3}]  # pipelined or not
-    if target == CHOSEN_ON:
+    if target == CHOSEN_ON and N not in MASKED:
         return tried
     fewest, most = min(c.num_warps for c in tried), max(c.num_warps for c in tried)
     deepest = max(c for c in tried if c.num_warps == fewest)

@@ -19,8 +19,9 @@ ALL_IMAGES = """Promise.all([...document.images].map(image => {
     image.loading = 'eager'
     return image.decode()
 }))"""
-# Colours that fade from one theme to the other have arrived.
-SETTLED = "Promise.all(document.getAnimations().map(animation => animation.finished))"
+# Colours are those of a theme at once, and do not fade from one to the other.
+STILL = """document.head.insertAdjacentHTML(
+    'beforeend', '<style>*, *::before, *::after { transition: none !important }</style>')"""
 FORMULAS = "[...document.querySelectorAll('math')].map(m => m.outerHTML).join('')"
 # What is torn or sticks out: a part of a signature or an option on two lines, a heading that its
 # link makes higher, a table wider than the column.
@@ -37,12 +38,27 @@ ASKEW = """() => {
         e.getBoundingClientRect().right > e.closest('article').getBoundingClientRect().right + 1)
     return [...torn, ...high, ...wide].map(e => e.outerHTML.slice(0, 200))
 }"""
+# Marks every block of code whose kinds of tokens were all seen before, on this page or another:
+# one style sheet gives them their colours.
+MARK_SAME = """(before) => {
+    const seen = new Set(before)
+    for (const block of document.querySelectorAll('.highlight')) {
+        const ground = block.parentElement.className
+        const kinds = [...block.querySelectorAll('span')].map(token =>
+            `${ground}: ${token.parentElement.className}: ${token.className}`)
+        if (kinds.every(kind => seen.has(kind))) block.dataset.same = ''
+        kinds.forEach(kind => seen.add(kind))
+    }
+    return [...seen]
+}"""
 # At each width: all rules of accessibility once; then those that another theme or width can break.
 LOOKS: dict[int, dict[str, list[str]]] = {
     1400: {"light": [], "dark": ["color-contrast", "link-in-text-block"]},
     900: {},
     400: {"light": ["scrollable-region-focusable", "target-size", "landmark-unique", "link-name"]},
 }
+CONTRAST = "color-contrast"  # the dearest rule by far: half of it on tokens of code
+RUN_AXE = "([context, options]) => axe.run(context ?? document, options)"
 AT_ONCE = 8  # pages that load together: each is watched until its network has been still a while
 
 
@@ -77,6 +93,8 @@ class Visit:
         self._axe = resources.files("axe_playwright_python").joinpath("axe.min.js").read_text()
         self._page = browser.new_page(viewport={"width": width, "height": 900})
         self._looks = LOOKS[width]
+        self._loaded_ahead = False
+        self._kinds: list[str] = []
 
     def go(self, address: str, name: str) -> None:
         """Load a page and look at it."""
@@ -86,19 +104,31 @@ class Visit:
         self.heights[name] = self._page.evaluate(
             "[...document.querySelectorAll('math')].map(m => m.getBoundingClientRect().height)"
         )
+        if self._looks:
+            self._page.evaluate(STILL)
+            self._page.evaluate(self._axe)
+            self._kinds = self._page.evaluate(MARK_SAME, self._kinds)
         for theme, rules in self._looks.items():
             self._page.emulate_media(color_scheme=theme)
-            self._page.evaluate(SETTLED)
             self.broken += [f"{name}, {theme}: {found}" for found in self._violations(rules)]
         self.askew[name] = self._page.evaluate(ASKEW)
 
     def _violations(self, rules: list[str]) -> Iterator[str]:
-        options = {"resultTypes": ["violations"]} | ({"runOnly": rules} if rules else {})
-        self._page.evaluate(self._axe)
-        found = self._page.evaluate("options => axe.run(document, options)", options)
-        for rule in found["violations"]:
-            where = rule["nodes"][0]["html"][:200]
-            yield f"{rule['id']} x{len(rule['nodes'])}: {where}"
+        # What axe loads ahead are style sheets, for one rule, and all pages have the same.
+        options = {"resultTypes": ["violations"], "preload": not self._loaded_ahead}
+        self._loaded_ahead = True
+        others = [rule for rule in rules if rule != CONTRAST]
+        asked: list[tuple[Any, Any]] = []
+        if others or not rules:
+            chosen = {"runOnly": others} if rules else {"rules": {CONTRAST: {"enabled": False}}}
+            asked.append((None, chosen))
+        if CONTRAST in rules or not rules:
+            asked.append(({"exclude": [["[data-same]"]]}, {"runOnly": [CONTRAST]}))
+        for context, chosen in asked:
+            found = self._page.evaluate(RUN_AXE, [context, options | chosen])
+            for rule in found["violations"]:
+                where = rule["nodes"][0]["html"][:200]
+                yield f"{rule['id']} x{len(rule['nodes'])}: {where}"
 
     def close(self) -> None:
         """Close the window."""
