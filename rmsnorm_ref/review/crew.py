@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 MOST = 16
 BYTES_EACH = 2 * 2**30  # of the GPU's memory: a context, and what the cases hold
 DEATHS_EACH, HANGS_EACH = 3, 1
+WIDE = 16384  # columns of rows that take about twice as long to compile as short ones
 
 
 class Crew:
@@ -30,10 +31,13 @@ class Crew:
     """
 
     def __init__(self, target: Target, device: str, limit_s: float, size: int = 0) -> None:
-        size = size or _size(target, device)
         self._nursery = Nursery(device) if target.function is None else None
+        size = size or _size(target, device)  # while that one imports
+        if self._nursery is not None:
+            self._nursery.load(target.words())
         self.pools = [Pool(target, device, limit_s, self._nursery) for _ in range(size)]
         self._homes: dict[tuple[Any, ...], Pool] = {}
+        self._loads = dict.fromkeys(self.pools, 0.0)
         self._starting: list[threading.Thread] = []
         if size > 1:
             for pool in self.pools:
@@ -58,8 +62,7 @@ class Crew:
 
     def renew(self) -> None:
         """End all children: who is asked next knows of no earlier call."""
-        for pool in self.pools:
-            pool.close()
+        _end(self.pools)
 
     def forgive(self) -> None:
         """Forget all deaths, and pass over nothing from now on: the search for the smallest."""
@@ -99,15 +102,16 @@ class Crew:
         if case is None or self._starting:  # a pool that starts is its thread's alone
             return self.pools[0]
         key = (case["N"], case["dtype"])
-        # From the second on: the first has answered what the candidate is, and is ready last.
-        turn = self.pools[(len(self._homes) + 1) % len(self.pools)]
-        return self._homes.setdefault(key, turn)
+        if key not in self._homes:
+            # Who has least to compile so far; wide rows take longer.
+            home = self._homes[key] = min(self.pools, key=self._loads.__getitem__)
+            self._loads[home] += 1 + case["N"] / WIDE
+        return self._homes[key]
 
     def leave_one(self) -> None:
         """End all children but the first: nothing else is to run while it times."""
         self._wait_for_all()
-        for pool in self.pools[1:]:
-            pool.close()
+        _end(self.pools[1:])
 
     def _wait_for_all(self) -> None:
         for thread in self._starting:
@@ -116,13 +120,19 @@ class Crew:
 
     def close(self) -> None:
         """End all children."""
-        for pool in self.pools:
-            pool.close()
+        _end(self.pools)
         self._wait_for_all()  # one that was being started is there now
-        for pool in self.pools:
-            pool.close()
+        _end(self.pools)
         if self._nursery is not None:
             self._nursery.close()
+
+
+def _end(pools: list[Pool]) -> None:
+    """End the children of some pools, side by side: a GPU's driver takes a while over each."""
+    for pool in pools:
+        pool.kill()
+    for pool in pools:
+        pool.close()
 
 
 def _work(

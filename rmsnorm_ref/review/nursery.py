@@ -1,14 +1,16 @@
 """A Python that has imported what every child of a review needs, and forks one for each start.
 
-To import torch takes seconds, and a review on a GPU has a dozen children, and a new one for each
-that ends. This one imports it once. It has seen no candidate and touched no GPU, so what it forks
-knows as little as a fresh interpreter.
+To import torch and a candidate takes seconds, and a review on a GPU has a dozen children, and a new
+one for each that ends. So a Python imports torch once; forks of it that load a candidate know as
+little as a fresh interpreter. One fork loads the candidate and calls nothing: if that went well,
+and left no thread and no GPU behind that a fork would miss, it forks the children from then on.
 """
 
 from __future__ import annotations
 
 import array
 import contextlib
+import ctypes
 import faulthandler
 import importlib.util
 import json
@@ -20,12 +22,22 @@ import subprocess
 import sys
 import threading
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+import torch
 
 from . import candidate
 from .worker import Worker, serve
 
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    # What a fork does: with the words of the request and the descriptors that came with it.
+    Become = Callable[[dict[str, Any], list[int]], None]
+
+LONGEST_LOAD_S = 60.0  # of the candidate in one fork for all
 LONGEST_END_S = 30.0  # a driver may hold on to a process that was killed; we need not wait
+NOT_INITIALISED = 3  # CUDA_ERROR_NOT_INITIALIZED of the driver's interface
 
 
 class Nursery:
@@ -37,12 +49,15 @@ class Nursery:
         environment = {
             # A search for the fastest launch moves no more than bits, and takes a second a width.
             "RMSNORM_REF_TUNING": "fixed",
+            # So that to ask whether there is a GPU leaves its driver alone.
+            "PYTORCH_NVML_BASED_CUDA_CHECK": "1",
             **({"TRITON_INTERPRET": "1"} if device == "cpu" else {}),
             **os.environ,
             "PYTHONPATH": os.pathsep.join([here, *([before] if before else [])]),
         }
-        self._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._lock = threading.Lock()  # pools start and end children side by side
+        self._socket, theirs = _pair()
+        self._first = self._socket
         words = [str(theirs.fileno()), *(["triton"] if device != "cpu" else [])]
         self._popen = subprocess.Popen(  # noqa: S603  # our own interpreter and module
             # Not -m: runpy would warn of a module that its package has imported.
@@ -54,26 +69,44 @@ class Nursery:
         )
         theirs.close()
 
+    def load(self, setup: dict[str, Any]) -> bool:
+        """Have one fork load the candidate, and the children forked from that, if it can be."""
+        ours, theirs = _pair()
+        pid = self._ask({"load": setup}, theirs.fileno())
+        theirs.close()
+        ready = select.select([ours.fileno()], [], [], LONGEST_LOAD_S)[0]
+        if not ready or not ours.recv(64):
+            self._ask({"kill": pid})
+            ours.close()
+            return False
+        self._socket = ours
+        return True
+
     def fork(self, setup: dict[str, Any], requests: int, answers: int, errors: int) -> Child:
         """Fork a child that serves `setup`; the descriptors are for it, and stay open here."""
         ended, tells = os.pipe()
-        descriptors = (requests, answers, errors, tells)
-        with self._lock:
-            socket.send_fds(self._socket, [json.dumps(setup).encode()], descriptors)
-            pid = int(self._socket.recv(64))
+        pid = self._ask(setup, requests, answers, errors, tells)
         os.close(tells)
         return Child(self, pid, ended)
 
     def kill(self, pid: int) -> None:
         """Kill a child, unless it has ended: a number may be somebody else's by then."""
-        with self._lock, contextlib.suppress(OSError):
-            self._socket.send(json.dumps({"kill": pid}).encode())
-            self._socket.recv(64)
+        with contextlib.suppress(OSError):
+            self._ask({"kill": pid})
+
+    def _ask(self, words: dict[str, Any], *descriptors: int) -> int:
+        with self._lock:
+            socket.send_fds(self._socket, [json.dumps(words).encode()], descriptors)
+            return int(self._socket.recv(64))
 
     def close(self) -> None:
         """End it; its children end when their requests do."""
         self._socket.close()
-        self._popen.wait()
+        self._first.close()
+        try:
+            self._popen.wait(LONGEST_END_S)
+        except subprocess.TimeoutExpired:
+            self._popen.kill()
 
 
 class Child:
@@ -96,6 +129,11 @@ class Child:
         return told[0] if told else -signal.SIGKILL
 
 
+def _pair() -> tuple[socket.socket, socket.socket]:
+    """Return two ends that keep messages whole."""
+    return socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+
+
 # ---- What runs in that Python ------------------------------------------------------------------
 
 
@@ -108,60 +146,128 @@ def import_ahead(*names: str) -> None:
 
 
 def main() -> None:
-    """Import, then fork for each request until the socket is closed; a fork serves, and returns."""
+    """Import, then fork for each request until the socket is closed."""
     import_ahead(*sys.argv[2:])
-    asked = socket.socket(fileno=int(sys.argv[1]))
-    woken, wakes = os.pipe()
-    os.set_blocking(wakes, False)
-    signal.signal(signal.SIGCHLD, lambda *_: None)  # one that is handled wakes
-    signal.set_wakeup_fd(wakes)
-    tells: dict[int, int] = {}
-    while True:
-        ready = select.select([asked.fileno(), woken], [], [])[0]
-        if woken in ready:
-            os.read(woken, 4096)
-            _tell_of_ends(tells)
-        if asked.fileno() not in ready:
-            continue
-        message, descriptors, *_ = socket.recv_fds(asked, 65536, 4)
-        if not message:
-            return
-        request = json.loads(message)
-        if "kill" in request:
-            if request["kill"] in tells:
-                os.kill(request["kill"], signal.SIGKILL)
-            asked.send(b"0")
-            continue
+
+    def become(setup: dict[str, Any], descriptors: list[int]) -> None:
+        if "load" in setup:
+            _load(setup["load"], descriptors[0])
+        else:
+            words = setup["target"], setup["signature"], setup["init"]
+            _serve(lambda: candidate.find(*words), setup["device"], descriptors)
+
+    _Forker(socket.socket(fileno=int(sys.argv[1])), become).run()
+
+
+class _Forker:
+    """Fork for each request that comes over a socket, tell how each fork ended."""
+
+    def __init__(self, asked: socket.socket, become: Become) -> None:
+        self._asked = asked
+        self._become = become
+        self._tells: dict[int, int | None] = {}  # by process: where its end is told, if anywhere
+        self._woken, self._wakes = os.pipe()
+        os.set_blocking(self._wakes, False)
+        signal.signal(signal.SIGCHLD, lambda *_: None)  # one that is handled wakes
+        signal.set_wakeup_fd(self._wakes)
+
+    def run(self) -> None:
+        """Answer until nobody asks any more; return in a fork, once it has done its work."""
+        while True:
+            ready = select.select([self._asked.fileno(), self._woken], [], [])[0]
+            if self._woken in ready:
+                os.read(self._woken, 4096)
+                self._tell_of_ends()
+            if self._asked.fileno() in ready:
+                message, descriptors, *_ = socket.recv_fds(self._asked, 65536, 4)
+                if not message:
+                    break
+                request = json.loads(message)
+                if "kill" in request:
+                    self._kill(request["kill"])
+                elif self._fork(request, descriptors):
+                    return
+        for pid in self._tells:  # what these wait for has gone as well
+            os.waitpid(pid, 0)
+        os._exit(0)
+
+    def _kill(self, pid: int) -> None:
+        if pid in self._tells:
+            os.kill(pid, signal.SIGKILL)
+        self._asked.send(b"0")
+
+    def _fork(self, request: dict[str, Any], descriptors: list[int]) -> bool:
+        """Fork; return whether this is the fork, at its end."""
+        tell = None if "load" in request else descriptors.pop()
         pid = os.fork()
-        if not pid:
-            signal.set_wakeup_fd(-1)
-            signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-            for descriptor in (asked.fileno(), woken, wakes, descriptors[3], *tells.values()):
+        if pid:
+            self._tells[pid] = tell
+            for descriptor in descriptors:
                 os.close(descriptor)
-            _become(request, *descriptors[:3])
-            return
-        for descriptor in descriptors[:3]:
-            os.close(descriptor)
-        tells[pid] = descriptors[3]
-        asked.send(str(pid).encode())
+            self._asked.send(str(pid).encode())
+            return False
+        signal.set_wakeup_fd(-1)
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+        self._asked.close()
+        for ours in (self._woken, self._wakes, tell, *self._tells.values()):
+            if ours is not None:
+                os.close(ours)
+        self._become(request, descriptors)
+        return True
+
+    def _tell_of_ends(self) -> None:
+        """Write the status of every fork that has ended to whoever waits for it."""
+        for pid in list(self._tells):
+            found, status = os.waitpid(pid, os.WNOHANG)
+            if not found:
+                continue
+            place = self._tells.pop(pid)
+            if place is not None:
+                code = array.array("i", [os.waitstatus_to_exitcode(status)])
+                with contextlib.suppress(BrokenPipeError):
+                    os.write(place, code.tobytes())
+                os.close(place)
 
 
-def _tell_of_ends(tells: dict[int, int]) -> None:
-    """Write the status of every child that has ended to whoever waits for it."""
-    for pid in list(tells):
-        found, status = os.waitpid(pid, os.WNOHANG)
-        if found:
-            place = tells.pop(pid)
-            with contextlib.suppress(BrokenPipeError):
-                os.write(place, array.array("i", [os.waitstatus_to_exitcode(status)]).tobytes())
-            os.close(place)
+def _load(setup: dict[str, Any], descriptor: int) -> None:
+    """Load a candidate, say so, and fork for each request with it; end where that is no use."""
+    nowhere = os.open(os.devnull, os.O_WRONLY)  # a child that loads it by itself is listened to
+    os.dup2(nowhere, 1)
+    os.dup2(nowhere, 2)
+    n_threads = _n_threads()
+    found = candidate.find(setup["target"], setup["signature"], setup["init"])
+    if _n_threads() > n_threads or _has_touched_gpu():
+        return
+    asked = socket.socket(fileno=descriptor)
+    asked.send(b"loaded")
+    _Forker(
+        asked, lambda setup, descriptors: _serve(lambda: found, setup["device"], descriptors)
+    ).run()
 
 
-def _become(setup: dict[str, Any], requests: int, answers: int, errors: int) -> None:
+def _n_threads() -> int:
+    tasks = Path("/proc/self/task")
+    return len(list(tasks.iterdir())) if tasks.is_dir() else threading.active_count()
+
+
+def _has_touched_gpu() -> bool:
+    """Tell whether this process has initialised CUDA's driver: no fork can use it then."""
+    cuda: Any = torch.cuda
+    if cuda.is_initialized():
+        return True
+    try:
+        driver = ctypes.CDLL("libcuda.so.1")
+    except OSError:
+        return False
+    n_devices = ctypes.c_int()
+    return bool(driver.cuDeviceGetCount(ctypes.byref(n_devices)) != NOT_INITIALISED)
+
+
+def _serve(find: Callable[[], candidate.Candidate], device: str, descriptors: list[int]) -> None:
     """Serve one candidate: this process is a child."""
+    requests, answers, errors = descriptors
     os.dup2(errors, 1)
     os.dup2(errors, 2)
     os.close(errors)
     faulthandler.enable(2)
-    words = setup["target"], setup["signature"], setup["init"]
-    serve(Worker(lambda: candidate.find(*words), setup["device"]), requests, answers)
+    serve(Worker(find, device), requests, answers)

@@ -178,6 +178,11 @@ class Pool:
         said = signal.Signals(number).name if number else f"exit code {status}"
         return {"died": {"how": how, "said": f"the process ended by {said}", "tail": tail}}
 
+    def kill(self) -> None:
+        """Have the child end, if there is one, and do not wait."""
+        if self._child is not None:
+            self._child.kill()
+
     def close(self) -> None:
         """End the child, if there is one."""
         child, self._child, self._buffer = self._child, None, b""

@@ -29,6 +29,10 @@ class Target(NamedTuple):
     init: str = ""
     function: Any = None
 
+    def words(self) -> dict[str, str]:
+        """Return what a nursery needs to load it."""
+        return {"target": self.name, "signature": self.signature, "init": self.init}
+
     def call(self) -> Call:
         """Return the candidate as `f(x, w, eps)`, in this process."""
         return self.find().call
@@ -87,6 +91,11 @@ class Process:
             self._keep_errors()
         return self._status
 
+    def kill(self) -> None:
+        """Have it end, and do not wait."""
+        if self._status is None:
+            self._child.kill()
+
     def said(self) -> str:
         """Return the last lines of its standard error, once it has ended."""
         return self._said
@@ -107,8 +116,8 @@ def start(target: Target, device: str, nursery: Nursery | None) -> Process:
         child = _fork(target, device, (theirs_in, theirs_out, errors), (ours_out, ours_in))
     else:
         assert nursery is not None
-        words = {"target": target.name, "signature": target.signature, "init": target.init}
-        child = nursery.fork(words | {"device": device}, theirs_in, theirs_out, errors)
+        words = target.words() | {"device": device}
+        child = nursery.fork(words, theirs_in, theirs_out, errors)
     for descriptor in (theirs_in, theirs_out, errors):
         os.close(descriptor)
     return Process(child, ours_out, ours_in, name)
