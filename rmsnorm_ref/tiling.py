@@ -6,7 +6,7 @@ tiles, the number of programs and whether the dw reduction is early, which touch
 the forward's L2 policy and its cap on registers, which touch none. What may be searched is in
 `tuning.py`.
 
-Times in comments are of bf16 on an H200: section `ablations` of h200-2026-11-30c-diagnosis.
+Times in comments are of bf16 on an H200: section `ablations` of h200-2026-11-30e-diagnosis.
 """
 
 import functools
@@ -18,7 +18,7 @@ from .table import Config
 
 # Widest row that is accepted at all; every path below is tested up to here.
 LARGEST_N = 65536
-# Widest row kept whole in registers. At 8192 x 16384 the chunked backward takes 212 us against 294;
+# Widest row kept whole in registers. At 8192 x 16384 the chunked backward takes 212 us against 293;
 # the forwards are level.
 ONE_TILE_MAX = 8192
 # Widest row whose fp32 dw accumulator fits the register file of one SM beside the work on it.
@@ -29,14 +29,14 @@ BACKWARD_TILE = 8192  # elements, one program per SM: 3 tiles in flight cover HB
 NARROW_BACKWARD_TILE = 4096  # elements, two programs per SM: at N = 512, 54 us against 64
 NARROW_MAX = 1024  # widest row that counts as narrow
 # Narrow rows that a large tile serves better all the same, one or half a warp to a row: at 256
-# columns 56.3 us against 59.1, at 128 53.0 against 54.4. In fp32 it costs a little (not recorded).
+# columns 56.2 us against 58.9, at 128 53.0 against 54.4. In fp32 it costs a little (not recorded).
 LARGE_TILE_ALL_THE_SAME = (128, 256)  # values of BLOCK_SIZE
 
 MIN_ROWS_PER_PROGRAM = 4  # else the fp32 partial buffer outgrows a third of the data
 
 REDUCE_TILE = 2048  # elements that a program of the dw reduction adds per step
 # Rows of more columns have twice as many in a program that waits beside the first kernel: so those
-# are not too many. 2048 x 8192 takes 30.1 us against 31.7.
+# are not too many. 2048 x 8192 takes 30.1 us against 31.6.
 REDUCE_NARROW_MAX = 4096
 EARLY_FP32_BYTES_MAX = 32 * 2**20  # of x, see `reduces_early`
 
@@ -57,18 +57,18 @@ FEW_ROWS_MIN_BLOCK = 64
 # x and w of different sizes pull the two kernels to different layouts up to here.
 FEW_ROWS_MIXED_MIN = 4097
 # Of so many rows a dx program takes one: 128 x 4096, 3.4 us against 3.6. Of up to twice as many,
-# and of narrow ones, it takes two, of more it takes four: 1024 x 2048, 6.9 us against 8.6. But no
+# and of narrow ones, it takes two, of more it takes four: 1024 x 2048, 6.9 us against 8.7. But no
 # fewer than move no bit, and no more than a tile holds (see `dx_rows`).
 ONE_DX_ROW_MAX = 128
 # Up to so many rows, or one row for so many columns, dw is added up 8 rows a step: 1 x 2048 takes
-# 1.58 us against 1.66, 64 x 8192 3.7 against 3.9. At 512 x 2048 it would be 8.2 against 4.6.
+# 1.58 us against 1.66, 64 x 8192 3.7 against 3.9. At 512 x 2048 it would be 8.1 against 4.6.
 VERY_FEW_ROWS = 32
 COLUMNS_PER_VERY_FEW_ROW = 64
 VERY_FEW_DW_ROWS = 8
 DW_ELEMENTS_PER_THREAD = 4  # in more rows than those: a step is short, and its loads are many
 # Narrow rows have few columns, so few dw programs. A step of theirs is a load of 16 bytes of bf16
-# per thread, and several are in flight: 512 x 512 takes 3.3 us against 4.7, 1024 x 1024 5.1 against
-# 7.7. More than 8 warps share what is best for 8, and have less to pipeline.
+# per thread, and several are in flight: 512 x 512 takes 3.3 us against 4.8, 1024 x 1024 5.1 against
+# 7.8. More than 8 warps share what is best for 8, and have less to pipeline.
 NARROW_DW_ROWS_PER_WARP = 16
 NARROW_DW_WARPS_MAX = 8
 NARROW_DW_STAGES = 5
@@ -79,7 +79,7 @@ UNCAPPED_REGISTERS = 40  # what the compiler takes for 16 elements a thread
 REGISTERS_PER_SM = 65536
 
 # From so many bytes of x on, all that the forward streams is marked evict_last, which changes no
-# bit. 32768 x 8192 takes 253 us against 260; 8192 x 8192, where it begins, 65.1 against 66.3; at
+# bit. 32768 x 8192 takes 253 us against 261; 8192 x 8192, where it begins, 65.1 against 66.6; at
 # 4096 x 4096 it is a per cent, which way depends. The backward does not feel it.
 LARGE_BYTES = 128 * 2**20
 EVICTIONS = ("", "evict_last")

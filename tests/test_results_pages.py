@@ -165,7 +165,9 @@ def test_a_loss_is_more_than_the_noise(pages: ModuleType, recordings: list[Recor
             assert row.time_s is not None
             noisy.append(dataclasses.replace(row, repeat_time_s=repeat * row.time_s.p50))
         assert len(pages.findings.lost(noisy)) == n_lost
-    assert not recordings
+        recordings[:] = [dataclasses.replace(fabricated(), rows=tuple(noisy))]
+        ratios = [1 - race.ratio for race in pages.findings.lost(noisy)]
+        assert pages.findings.worst_loss().text == f"{100 * max(ratios, default=0):.1f} %"
 
 
 def test_scratch_is_what_was_launched(pages: ModuleType) -> None:
@@ -181,7 +183,7 @@ def test_a_repeat_is_of_two_full_runs_of_these_kernels(
     pages: ModuleType, recordings: list[Recording], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The two newest full runs are compared; a partial one, or one of older kernels, is not."""
-    monkeypatch.setattr(pages.tables_other.recording, "stale", lambda each: each.id == "older")
+    monkeypatch.setattr(pages.findings.recording, "stale", lambda each: each.id == "older")
     whole = fabricated()
     slower = tuple(
         slowed(row, 1.05) if (row.section, row.kind, row.contender) == KERNEL_OF_FLA else row
@@ -198,6 +200,7 @@ def test_a_repeat_is_of_two_full_runs_of_these_kernels(
     largest = {name: most for name, _, most, _ in table.rows}
     assert largest.pop("FLA") == "5.0 %"
     assert set(largest.values()) == {"0.0 %"}
+    assert pages.findings.most_moved().text == "5.0 %"
     del recordings[-1]
     with pytest.raises(LookupError, match="no two runs"):
         pages.tables_other.repeat()

@@ -6,13 +6,15 @@ to what the `fact` role may use.
 
 from __future__ import annotations
 
+import itertools
 import re
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from evidence import Fact, n, percent
 
 from rmsnorm_ref import traffic
-from rmsnorm_ref.measure import choice, explanation, recording
+from rmsnorm_ref.measure import again, choice, explanation, recording
+from rmsnorm_ref.measure.cells import CELL_SECTIONS
 from rmsnorm_ref.measure.choice import picked
 from rmsnorm_ref.measure.schema import BACKWARD, FORWARD
 
@@ -100,6 +102,54 @@ def lost(rows: Sequence[Row]) -> list[Race]:
 
 def _noise(row: Row) -> float:
     return row.noise if row.repeat_time_s is not None else 0.0
+
+
+def all_lost() -> tuple[list[Race], tuple[str, ...]]:
+    """Return the lost races of all sections, and the ids of the recordings that were looked at."""
+    found: list[Race] = []
+    sources: dict[str, None] = {}
+    for section, pass_ in itertools.product(CELL_SECTIONS, (FORWARD, BACKWARD)):
+        try:
+            rows, source = picked(kind="kernel", section=section, pass_=pass_)
+        except LookupError:
+            continue
+        sources[source.id] = None
+        found += lost(rows)
+    return found, tuple(sources)
+
+
+def worst_loss() -> Fact:
+    """Return by how much the fastest peer is faster where we lose most: a share of our time."""
+    races, sources = all_lost()
+    most = max((1 - race.ratio for race in races), default=0)
+    return Fact(f"{100 * most:.1f} %", sources[0])
+
+
+class Repeat(NamedTuple):
+    """Hold two full runs of the seed's cells, and how far each median moved between them."""
+
+    moved: dict[Row, float]
+    after: Recording
+    before: Recording
+
+
+def repeated() -> Repeat:
+    """Return the two newest full runs of these kernels; LookupError where there are not two."""
+    run = {"kind": "kernel", "section": "seed"}
+    current = [each for each in choice.ranked(**run) if not recording.stale(each)]
+    n_rows = [len(recording.select(each.rows, **run)) for each in current]
+    full = [each for each, found in zip(current, n_rows, strict=True) if found == max(n_rows)]
+    if len(full) < 2:
+        raise LookupError("no two runs of all seed cells are of these kernels")
+    after, before = full[:2]
+    return Repeat(again.moves(recording.select(after.rows, **run), before), after, before)
+
+
+def most_moved() -> Fact:
+    """Return how far the median that moved most lies from that of the run before."""
+    found = repeated()
+    most = max(abs(move) for move in found.moved.values())
+    return Fact(f"{100 * most:.1f} %", found.after.id)
 
 
 def not_beaten(pass_: str, section: str = "seed") -> Fact:
@@ -272,6 +322,6 @@ NAMES: dict[str, Any] = {
     function.__name__: function
     for function in (
         shares, speedups, not_beaten, turned, config_cost, counted, partial_buffer_read,
-        worst_error, host_us, explained, predicted, general_share,
+        worst_error, host_us, explained, predicted, general_share, worst_loss, most_moved,
     )
 }  # fmt: skip

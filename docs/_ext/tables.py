@@ -145,19 +145,11 @@ def peers(pass_: str, section: str = "seed", dtype: str = "bfloat16") -> Table:
 
 def losses() -> Table:
     """List the cells of all sections in which a peer is faster than ours by more than the noise."""
-    body = []
-    sources: dict[str, None] = {}
-    for section in ("seed", "narrow", "wide", "few", "sizes", "widths"):
-        for pass_ in ("forward", "backward"):
-            try:
-                rows, source = picked(kind="kernel", section=section, pass_=pass_)
-            except LookupError:
-                continue
-            sources[source.id] = None
-            body += [_loss(race) for race in findings.lost(rows)]
+    races, sources = findings.all_lost()
+    body = [_loss(race) for race in races]
     caption = "Cells in which a peer is faster, by more than the noise of either"
     titles = (SHAPE, "dtype", "pass", "peer", "its time / ours", "warps, stages", "as shipped")
-    return Table(caption, titles, body or [("none", *[DASH] * 6)], tuple(sources))
+    return Table(caption, titles, body or [("none", *[DASH] * 6)], sources)
 
 
 def _loss(race: findings.Race) -> tuple[str, ...]:

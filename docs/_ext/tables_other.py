@@ -13,8 +13,8 @@ import proofs
 from findings import TIMES, cell_name, seconds
 from tables import DASH, SHAPE, Table, label
 
-from rmsnorm_ref.measure import again, recording
-from rmsnorm_ref.measure.choice import picked, ranked
+from rmsnorm_ref.measure import again
+from rmsnorm_ref.measure.choice import picked
 from rmsnorm_ref.measure.schema import FORWARD
 
 if TYPE_CHECKING:
@@ -157,14 +157,7 @@ def counters() -> Table:
 
 def repeat() -> Table:
     """List by contender how far two runs of all seed cells lie apart, on kernels as they are."""
-    run = {"kind": "kernel", "section": "seed"}
-    full = [each for each in ranked(**run) if not recording.stale(each)]
-    n_rows = {each.id: len(recording.select(each.rows, **run)) for each in full}
-    full = [each for each in full if n_rows[each.id] == n_rows[full[0].id]]
-    if len(full) < 2:
-        raise LookupError("no two runs of all seed cells are of these kernels")
-    after, before = full[:2]
-    moved = again.moves(recording.select(after.rows, **run), before)
+    moved, after, before = findings.repeated()
     by: dict[str, list[float]] = {}
     for row, move in moved.items():
         by.setdefault(row.contender, []).append(abs(move))
