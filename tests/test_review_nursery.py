@@ -62,7 +62,7 @@ def test_children_share_an_import_and_no_call(
     """A candidate is imported once, and called for the first time in each child."""
     target, log = written()
     with closing(Nursery("cpu")) as nursery:
-        assert nursery.load(target.words())
+        assert nursery.load(target.words() | {"device": "cpu"})
         for _ in range(3):
             assert "raised" not in asked(nursery, target)
     assert log.read_text().splitlines() == ["imported"]
@@ -79,7 +79,7 @@ def test_what_a_fork_would_miss_is_loaded_by_each(
     """A thread does not survive a fork, and an error is told by the child that it is asked of."""
     target, log = written(at_import)
     with closing(Nursery("cpu")) as nursery:
-        assert not nursery.load(target.words())
+        assert not nursery.load(target.words() | {"device": "cpu"})
         found = [asked(nursery, target) for _ in range(2)]
     for outcome in found:
         if at_import == "1 / 0":
@@ -103,7 +103,7 @@ def test_an_end_is_told_as_it_was(
     """How a child ended is known, though it is no child of the process that asks; others go on."""
     target, _ = written(at_call=f"if x.shape[-1] == 8: {at_call}")
     with closing(Nursery("cpu")) as nursery:
-        assert nursery.load(target.words())
+        assert nursery.load(target.words() | {"device": "cpu"})
         assert said in asked(nursery, target, 1.0)["died"]["said"]
         with closing(Pool(target, "cpu", 20.0, nursery)) as pool:
             assert "tensors" in pool.ask({"op": "case", "case": Case(2, 9).json()})
@@ -114,7 +114,7 @@ def test_nothing_is_left_behind(written: Callable[..., tuple[Target, Path]]) -> 
     writes = "Path(__file__).with_name('pids').write_text(f'{os.getpid()} {os.getppid()}')"
     target, log = written(at_call=writes)
     with closing(Nursery("cpu")) as nursery:
-        assert nursery.load(target.words())
+        assert nursery.load(target.words() | {"device": "cpu"})
         asked(nursery, target)
     for pid in log.with_name("pids").read_text().split():
         with pytest.raises(ProcessLookupError):

@@ -15,6 +15,8 @@ from rmsnorm_ref import oracle
 from rmsnorm_ref.review import candidate, fences, plan, probes
 from rmsnorm_ref.review.cases import HEADS, Case, make
 from rmsnorm_ref.review.judge import run
+from rmsnorm_ref.review.pool import Pool
+from rmsnorm_ref.review.process import Target
 from rmsnorm_ref.review.rules import FAIL, NOTE
 from rmsnorm_ref.review.tolerance import CLEAN, SPELLINGS
 
@@ -280,6 +282,15 @@ def test_recording_left_off_is_told_as_such() -> None:
         return case == replace(Case(4, 8), needs=case.needs)
 
     assert reviewed(quiet, only=probed, dtypes=("float32",)).rules() == {"r-global-state"}
+
+
+@pytest.mark.usefixtures("untouched")
+def test_a_process_is_left_as_it_was() -> None:
+    """Where a candidate is called in this very process, what it changes is put back."""
+    pool = Pool(Target("quiet", function=quiet), "cpu", 20.0)
+    pool.in_process = True
+    assert "failed" not in pool.ask({"op": "load"})
+    assert "failed" not in pool.ask({"op": "case", "case": Case(4, 8).json()})
 
 
 @pytest.mark.parametrize("interpreted", [False, True])

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import array
 import contextlib
-import ctypes
 import faulthandler
 import importlib.util
 import json
@@ -37,7 +36,6 @@ if TYPE_CHECKING:
 
 LONGEST_LOAD_S = 60.0  # of the candidate in one fork for all
 LONGEST_END_S = 30.0  # a driver may hold on to a process that was killed; we need not wait
-NOT_INITIALISED = 3  # CUDA_ERROR_NOT_INITIALIZED of the driver's interface
 
 
 class Nursery:
@@ -234,9 +232,10 @@ def _load(setup: dict[str, Any], descriptor: int) -> None:
     nowhere = os.open(os.devnull, os.O_WRONLY)  # a child that loads it by itself is listened to
     os.dup2(nowhere, 1)
     os.dup2(nowhere, 2)
+    torch.cuda.is_available()  # whatever that starts, each child starts for itself
     n_threads = _n_threads()
     found = candidate.find(setup["target"], setup["signature"], setup["init"])
-    if _n_threads() > n_threads or _has_touched_gpu():
+    if _n_threads() > n_threads or not _survives_a_fork(setup["device"]):
         return
     asked = socket.socket(fileno=descriptor)
     asked.send(b"loaded")
@@ -250,17 +249,17 @@ def _n_threads() -> int:
     return len(list(tasks.iterdir())) if tasks.is_dir() else threading.active_count()
 
 
-def _has_touched_gpu() -> bool:
-    """Tell whether this process has initialised CUDA's driver: no fork can use it then."""
-    cuda: Any = torch.cuda
-    if cuda.is_initialized():
+def _survives_a_fork(device: str) -> bool:
+    """Tell whether a fork of this process can use the device: not once its driver was asked."""
+    if device == "cpu":
         return True
-    try:
-        driver = ctypes.CDLL("libcuda.so.1")
-    except OSError:
-        return False
-    n_devices = ctypes.c_int()
-    return bool(driver.cuDeviceGetCount(ctypes.byref(n_devices)) != NOT_INITIALISED)
+    pid = os.fork()
+    if not pid:
+        with contextlib.suppress(Exception):
+            torch.zeros(1, device=device)
+            os._exit(0)
+        os._exit(1)
+    return os.waitpid(pid, 0)[1] == 0
 
 
 def _serve(find: Callable[[], candidate.Candidate], device: str, descriptors: list[int]) -> None:

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from .probes import state_kept
 from .process import start
 from .worker import Worker, answered
 
@@ -105,7 +106,8 @@ class Pool:
     def _here(self, request: dict[str, Any]) -> dict[str, Any]:
         if self._worker is None:
             self._worker = Worker(self._target.find, self._device)
-        result = answered(self._worker, request)
+        with state_kept():  # this process goes on after the review
+            result = answered(self._worker, request)
         if "cuda_error" in result:
             self.n_deaths = self.most_deaths = 1  # nothing works in this process any more
         return result

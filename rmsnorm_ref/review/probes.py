@@ -298,7 +298,7 @@ def run(f: Call, name: str, case: Case, gives: str, device: str = "cpu") -> dict
     if probe.rule != "r-global-state":
         names["f"] = _leaving_grad_mode(f)
     try:
-        with _state_kept():
+        with state_kept():
             exec(compile(text(name, case, gives, device), f"<{name}>", "exec"), names)  # noqa: S102
     except AssertionError as error:
         # An assertion of the candidate's own is an exception like others.
@@ -327,7 +327,7 @@ def _leaving_grad_mode(f: Call) -> Call:
 
 
 @contextlib.contextmanager
-def _state_kept() -> Iterator[None]:
+def state_kept() -> Iterator[None]:
     """Put back what a probe, or a candidate, changes for the whole process."""
     dtype, n_threads = torch.get_default_dtype(), torch.get_num_threads()
     mode = torch.get_deterministic_debug_mode()
