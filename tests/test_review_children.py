@@ -102,6 +102,20 @@ def test_looking_ahead_finds_the_same_smallest_case(at_once: int) -> None:
     assert len(asked) >= 5
 
 
+def test_widths_known_to_be_fine_are_not_asked_about() -> None:
+    """Where a sweep is fine up to a width and fails above, the search begins above it."""
+    asked: list[Case] = []
+
+    def fails(case: Case) -> bool:
+        asked.append(case)
+        return case.N > 33000
+
+    shrinker = Shrinker(fails, {"needs": "xw"}, ("float32",), fine_up_to=33000)
+    case = Case(9, 131073, "bfloat16")
+    assert shrinker.shrink(case)[1] == Case(1, 65536, "float32")
+    assert min(case.N for case in asked) > 33000
+
+
 def test_a_right_kernel_in_triton_is_not_accused(tmp_path: Path) -> None:
     """Interpreted, somebody's kernel rounds to bf16 as a GPU does, and is found right."""
     path = tmp_path / "in_triton.py"

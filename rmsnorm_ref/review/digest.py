@@ -59,7 +59,8 @@ class Digest:
             bad |= {case for case, _ in apart.get(Breach(other, breach.what), [])}
             without = {"y", "dx", "dw"} & {breach.what}  # a gradient that was not asked for
             told = [c for c, o in sweep if c in bad or without <= set(o.get("tensors", {}))]
-            where = pattern.tell([c for c in told if c in bad], [c for c in told if c not in bad])
+            swept, fine = [c for c in told if c in bad], [c for c in told if c not in bad]
+            where = pattern.tell(swept, fine)
             classes: dict[str, tuple[Case, dict[str, Any]]] = {}
             for case, outcome in sorted(failing, key=lambda pair: _plainness(pair[0])):
                 classes.setdefault(rule_of(_packed(case), breach, self.facts), (case, outcome))
@@ -72,7 +73,8 @@ class Digest:
             dtypes = scope.dtypes if scope.takes_eps else ()
             shows_it = functools.partial(self._shows, breach)
             at_once = len(self.pool.pools)
-            shrinker = Shrinker(shows_it, plain, dtypes, self._run_all, at_once)
+            up_to = _fine_up_to(swept, fine)
+            shrinker = Shrinker(shows_it, plain, dtypes, self._run_all, at_once, up_to)
             for case, outcome in list(classes.values())[:MOST_CLASSES]:
                 one = self._finding(breach, case, outcome, where, shrinker)
                 one.n_failing = len(failing)
@@ -288,6 +290,12 @@ def _other_rows_run(sweep: list[Case], bad: set[Case]) -> bool:
     """Tell whether what is refused is no width: other numbers of rows run at the same one."""
     fine = {(case.N, case.dtype) for case in sweep if case not in bad}
     return any((case.N, case.dtype) in fine for case in sweep if case in bad)
+
+
+def _fine_up_to(bad: list[Case], fine: list[Case]) -> int:
+    """Return the widest N below which all of a sweep is fine and above which all fails, or 0."""
+    widest = max((case.N for case in fine), default=0)
+    return widest if bad and all(case.N > widest for case in bad) else 0
 
 
 def _packed(case: Case) -> Case:

@@ -49,6 +49,8 @@ class Nursery:
             "RMSNORM_REF_TUNING": "fixed",
             # So that to ask whether there is a GPU leaves its driver alone.
             "PYTORCH_NVML_BASED_CUDA_CHECK": "1",
+            # Children compute with one thread; a pool that an import starts would not be forked.
+            **dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1"),
             **({"TRITON_INTERPRET": "1"} if device == "cpu" else {}),
             **os.environ,
             "PYTHONPATH": os.pathsep.join([here, *([before] if before else [])]),

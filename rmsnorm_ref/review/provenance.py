@@ -17,6 +17,9 @@ if TYPE_CHECKING:
     from .run import Options
 
 
+NOT_INSTALLED = "not installed"
+
+
 def provenance(options: Options, device: str, told: dict[str, Any]) -> dict[str, str]:
     """Return what repeats the review; nothing in it changes from run to run on one machine."""
     name, signature, init, function = options.target
@@ -52,7 +55,9 @@ def _source(name: str) -> str:
     if path.suffix == ".py" and path.is_file():
         return f"sha256 {hashlib.sha256(path.read_bytes()).hexdigest()[:16]}"
     top = place.split(".")[0]
-    packages = metadata.packages_distributions().get(top, [top])
+    packages = [top]
+    if _version(top) == NOT_INSTALLED:  # by that name: to read what all packages hold takes a while
+        packages = metadata.packages_distributions().get(top, [top])
     return ", ".join(f"{package} {_version(package)}" for package in packages)
 
 
@@ -60,4 +65,4 @@ def _version(package: str) -> str:
     try:
         return metadata.version(package)
     except metadata.PackageNotFoundError:
-        return "not installed"
+        return NOT_INSTALLED

@@ -35,7 +35,8 @@ class Shrinker:
     """Try smaller cases with `fails`, which is asked once about each.
 
     `plain` says what is plain for this candidate; None leaves a field as it is. `ahead` is told
-    which `at_once` cases are asked about next: it may run them side by side.
+    which `at_once` cases are asked about next: it may run them side by side. Up to `fine_up_to`
+    columns are known to be fine: no narrower case is asked about.
     """
 
     def __init__(
@@ -45,7 +46,9 @@ class Shrinker:
         dtypes: tuple[str, ...],
         ahead: Callable[[list[Case]], object] = len,
         at_once: int = 1,
+        fine_up_to: int = 0,
     ) -> None:
+        self._fine_up_to = fine_up_to
         self._fails, self._ahead, self._at_once = fails, ahead, at_once
         together = PLAIN | plain
         self._plain = {name: value for name, value in together.items() if value is not None}
@@ -119,7 +122,7 @@ class Shrinker:
         if case.values.startswith("layer"):
             return
         for N in COLUMNS:
-            if N < case.N:
+            if self._fine_up_to < N < case.N:
                 yield replace(case, N=N)
 
     def _dtype(self, case: Case) -> Iterator[Case]:
