@@ -152,6 +152,14 @@ def most_moved() -> Fact:
     return Fact(f"{100 * most:.1f} %", found.after.id)
 
 
+def moved_between(contender: str, after: str, before: str) -> Fact:
+    """Return how far a contender's median that moved most lies from that of another recording."""
+    later, earlier = (next(e for e in choice.shipped() if e.id == id_) for id_ in (after, before))
+    rows = recording.select(later.rows, section="seed", contender=contender)
+    most = max(abs(move) for move in again.moves(rows, earlier).values())
+    return Fact(f"{100 * most:.1f} %", later.id)
+
+
 def not_beaten(pass_: str, section: str = "seed") -> Fact:
     """Return in how many cells of a section no peer was faster: "23 of 24"."""
     rows, source = picked(kind="kernel", section=section, pass_=pass_)
@@ -323,5 +331,6 @@ NAMES: dict[str, Any] = {
     for function in (
         shares, speedups, not_beaten, turned, config_cost, counted, partial_buffer_read,
         worst_error, host_us, explained, predicted, general_share, worst_loss, most_moved,
+        moved_between,
     )
 }  # fmt: skip

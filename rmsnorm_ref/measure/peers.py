@@ -204,9 +204,9 @@ def _pins_of_fla(pass_: Pass, N: int) -> tuple[Pin, ...]:
     """Return the configs of FLA's search for whole rows, or up to 512 columns for tiles of rows.
 
     Left to itself it searches at the first call of each N and dtype, at whatever M that has, by a
-    short timing of calls that take the host longer than the GPU, and keeps the choice: two runs
-    time two kernels, up to 40 % apart. What its search would find if it could see the difference
-    is fair to it, and repeats. None where another version of FLA keeps its configs elsewhere.
+    short timing, and keeps the choice: two runs may time two kernels, and medians moved by 12 %
+    (h200-2026-11-30d-again). The fastest of all that it would try is fair to it, and repeats. None
+    where another version of FLA keeps its configs elsewhere.
     """
     short = {FORWARD: "fwd", BACKWARD: "bwd"}[pass_]
     kind = "kernel" if N <= 512 else "kernel_row"  # as FLA decides
