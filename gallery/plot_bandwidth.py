@@ -68,7 +68,7 @@ print(f"forward: {4 * M * N / forward.obligatory_bytes:.0f} floating-point opera
 # (backward) ends, timed among the contenders, on inputs that take turns so that none is still in
 # the L2. The data sheet's bandwidth is no ceiling here: no kernel we know of reaches it. At the
 # right stands the share of the ceiling that the fused kernel reaches. The forward is near it
-# everywhere; the backward is furthest from it up to 2048 rows, for reasons that decision D3 gives.
+# everywhere; the backward, on the whole, the nearer the larger the input, as decision D3 explains.
 
 print(live.source(shown))
 figures.bandwidth_by_cell(shown, pass_="forward")

@@ -92,8 +92,8 @@ print(f"dw[0] has {len({dw[0].item() for dw in orders})} values in 100 orders of
 
 # %%
 # Few programs add many rows one after the other; many programs leave many partial rows to add up.
-# The error of the sum is least in between. A single program of ours has a sum for each row of its
-# tile, and that of the atomic version one for all its rows, hence the gap at the left.
+# The error of the sum is least in between. Ours adds up several sums side by side, in a program's
+# tile and in the reduction, and the atomic version a single one: hence the gaps at both ends.
 
 units = {name: [error / oracle.U for error in found] for name, found in errors.items()}
 words = figures.Words(

@@ -103,7 +103,7 @@ def ratios(fault: Fault) -> tuple[float, float]:
 
 found = {fault.name: ratios(fault) for fault in FAULTS}
 for name, (bound, customary) in found.items():
-    print(f"{name:26} {bound:9.3g} of the bound {customary:9.3g} of the customary tolerance")
+    print(f"{name:26} {bound:9.3g} of the bound, {customary:8.3g} of the customary")
 
 # The unchanged source is accepted and every fault rejected, or the script stops here.
 assert found.pop("no fault")[0] <= 1

@@ -28,12 +28,12 @@ WIDTHS = (64, 512, 2048, 8192, 8193, 16384, 40000, 65536)
 MANY = 2**20  # rows, to name the kernel of a large input
 BF16 = torch.bfloat16
 
-print("    N  rows a tile  forward       backward         elements moved / (M·N)")
+print("    N  rows a tile  forward       backward         backward moves / (M·N)")
 for N in WIDTHS:
     rows = tiling.forward_tile(N).rows if N <= tiling.ONE_TILE_MAX else 1
     forward, backward = tiling.forward_path(N), tiling.backward_path(MANY, N, device, BF16)
     moved = traffic.backward(MANY, N, BF16, device=device).moved_bytes / (2 * MANY * N)
-    print(f"{N:5}  {rows:11}  {forward:12}  {backward:15}  backward {moved:.1f}")
+    print(f"{N:5}  {rows:11}  {forward:12}  {backward:15}  {moved:.1f}")
 
 # %%
 # The results hold at every width

@@ -13,7 +13,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from docutils import nodes
-from findings import cell_name, seconds, spread
+from findings import NO_BREAK, cell_name, seconds, spread
 from results_tables import _Directive, table_node
 from tables import DASH, SHAPE, Table, footnotes, marks
 
@@ -88,9 +88,8 @@ def summary(choices: Sequence[Choice]) -> Table:
         if ratios:  # else both are taken, as the call asks for
             sources[source] = None
             cells_said = f"{len(ratios)} cell{'s' * (len(ratios) > 1)}"
-            body.append(
-                (f"{choice.knob}: {choice.meaning}", f"{spread(ratios, '{:.3f}')} ({cells_said})")
-            )
+            said = f"{spread(ratios, '{:.3f}')} ({cells_said})".replace(" ", NO_BREAK)
+            body.append((f"{choice.knob}: {choice.meaning}", said))
     caption = "Time of the best alternative, over that of what is taken (bfloat16)"
     return Table(caption, ("choice", RATIO), body, tuple(sources))
 

@@ -133,7 +133,7 @@ def _dram(row: Row) -> tuple[float, float, float]:
 
 HOST_CALLS = {
     ("forward", False): "forward without gradients",
-    ("forward", True): "forward",
+    ("forward", True): "forward, for a backward",
     ("forward+backward", True): "forward and backward",
 }
 

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
     from .recording import Recording, Row
 
+ONE_PERCENT = 0.01
 MOST_EXTRA = 1.0  # the config figure shows up to twice the best time; the rest is named at its edge
 
 
@@ -68,7 +69,7 @@ def width_sweep(
     marks = {last: f"{what} up to N = {last}" for last, what in marks.items()}
     _curves(panel, rows, lambda row: row.N, marks)
     panel.xaxis.set_major_formatter(lambda x, _: f"{x:g}")
-    panel.set_xlabel("N, elements per row")
+    panel.set_xlabel("N, elements per row; as many rows as make the same bytes")
     widths = sorted(row.N for row in rows)
     title = f"{pass_.title()}, {dtype}: {{}} {panels.from_to(widths, 'for N', 'at N =')}"
     return _close(figure, panel, recording, rows, title)
@@ -175,7 +176,8 @@ def config_cost(
     worst = max(map(max, extra.values())) + 1
     finding = f"{pass_.title()}, {dtype}: a wrong config costs up to {worst:.2f} times the best"
     if costs:
-        finding += f"; the shipped one is at most {panels.percent(max(costs))} above it"
+        above = panels.percent(max(costs), "{:.0f}" if max(costs) >= ONE_PERCENT else "{:.1f}")
+        finding += f"; the shipped one is at most {above} above it"
     n_widths = panels.some(by_N, "width")
     alt = f"Time of every launch config over the best one for {n_widths}: {finding}."
     return style.finish(figure, finding, alt, recording, entries)

@@ -65,7 +65,7 @@ _TABLE = (
     # ---- contract
     ("r-runs", "Contract", "Packed matrices of ordinary size run, in both passes.",
      "Everything else rests on it.",
-     "Fails; a dtype or a width that is refused by an error is a note, a number of rows is none."),
+     "Fails. To refuse a dtype or a width by an error is a note, refusing a number of rows fails."),
     ("r-layout-x", "Contract", "Any strides of x give what the packed copy gives.",
      "A slice, a transpose, an offset: x.stride(0) is not N, x.stride(-1) not 1.",
      "Fails where the result is wrong in silence; an error is a note: the caller can pack x."),
@@ -159,7 +159,8 @@ _TABLE = (
      "An illegal access poisons every later call of the process.", _FAILS),
     # ---- speed
     ("r-impossible-number", "Speed", "No pass is faster than moving its bytes.",
-     "A number above the ceiling says that something was not done, or not timed.", "A note."),
+     "Above the ceiling, something was not done or not timed, or the ceiling is too low.",
+     "A note."),
     ("r-slower-than-eager", "Speed", "No pass is slower than eager PyTorch.",
      "Fewer trips to memory are the point of a fused kernel.", "A note."),
 )  # fmt: skip
