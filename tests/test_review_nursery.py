@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import os
+import signal
+import subprocess
+import sys
+import time
 from contextlib import closing
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from rmsnorm_ref.__main__ import STOPPED
 from rmsnorm_ref.review.cases import Case
 from rmsnorm_ref.review.nursery import Nursery
 from rmsnorm_ref.review.pool import Pool
@@ -117,5 +122,24 @@ def test_nothing_is_left_behind(written: Callable[..., tuple[Target, Path]]) -> 
         assert nursery.load(target.words() | {"device": "cpu"})
         asked(nursery, target)
     for pid in log.with_name("pids").read_text().split():
+        with pytest.raises(ProcessLookupError):
+            os.kill(int(pid), 0)
+
+
+def test_an_interrupt_is_told_in_one_line(written: Callable[..., tuple[Target, Path]]) -> None:
+    """Ctrl-C, which all processes of the terminal get, ends them all, and shows no traceback."""
+    writes = "Path(__file__).with_name('pids').write_text(f'{os.getpid()} {os.getppid()}')"
+    target, log = written(at_call=f"{writes}; time.sleep(99)")
+    command = [sys.executable, "-m", "rmsnorm_ref", "review", target.name, "--device", "cpu"]
+    review = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, start_new_session=True)
+    pids = log.with_name("pids")
+    while not (pids.exists() and pids.read_text()):
+        assert review.poll() is None
+        time.sleep(0.1)
+    os.killpg(review.pid, signal.SIGINT)
+    _, said = review.communicate(timeout=60)
+    assert review.returncode == STOPPED
+    assert "Traceback" not in said
+    for pid in pids.read_text().split():
         with pytest.raises(ProcessLookupError):
             os.kill(int(pid), 0)

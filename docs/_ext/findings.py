@@ -154,7 +154,7 @@ def most_moved() -> Fact:
 
 def moved_between(contender: str, after: str, before: str) -> Fact:
     """Return how far a contender's median that moved most lies from that of another recording."""
-    later, earlier = (next(e for e in choice.shipped() if e.id == id_) for id_ in (after, before))
+    later, earlier = recording.load(after), recording.load(before)
     rows = recording.select(later.rows, section="seed", contender=contender)
     most = max(abs(move) for move in again.moves(rows, earlier).values())
     return Fact(f"{100 * most:.1f} %", later.id)

@@ -70,7 +70,7 @@ ROWS: dict[str, dict[str, Any]] = {
     "counters": {"kind": "counter"},
     "host_time": {"kind": "host"},
 }
-COLOURS = 64  # in the file of a figure: few are used, and it is a third of the size
+COLOURS = 48  # in the file of a figure: few are used, and it is a third of the size
 DPI = 85  # of an image of the size it has on the page
 
 

@@ -59,9 +59,11 @@ class Nursery:
         self._socket, theirs = _pair()
         self._first = self._socket
         words = [str(theirs.fileno()), *(["triton"] if device != "cpu" else [])]
+        # Ctrl-C reaches the whole group; whoever started the review ends these.
+        starts = f"import signal; signal.signal(signal.SIGINT, signal.SIG_IGN); from {__name__} "
         self._popen = subprocess.Popen(  # noqa: S603  # our own interpreter and module
             # Not -m: runpy would warn of a module that its package has imported.
-            [sys.executable, "-c", f"from {__name__} import main; main()", *words],
+            [sys.executable, "-c", starts + "import main; main()", *words],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             pass_fds=(theirs.fileno(),),
@@ -208,6 +210,8 @@ class _Forker:
             return False
         signal.set_wakeup_fd(-1)
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+        if tell is not None:
+            signal.signal(signal.SIGINT, signal.default_int_handler)
         self._asked.close()
         for ours in (self._woken, self._wakes, tell, *self._tells.values()):
             if ours is not None:
