@@ -7,6 +7,7 @@ take is compared with what a GPU of the target has.
 
 from __future__ import annotations
 
+import os
 from typing import TYPE_CHECKING, NamedTuple
 
 import pytest
@@ -48,6 +49,7 @@ CHOSEN_ON = "sm_90"  # the whole search is compiled, of other targets its corner
 # Narrow rows that share a tile, one row per tile, one chunk, several, the widest; some of them odd.
 WIDTHS = (64, 128, 256, 513, 1560, 2048, 4096, 8192, 16384, 20000, 32768, 40000, 65536)
 MASKED = (1560, 20000, 40000)  # tiles of a width above that is searched whole: these get corners
+WHOLE = os.environ.get("RMSNORM_REF_COMPILE") == "whole"
 WIDTHS_ELSEWHERE = (64, 513, 2048, 8192, 16384, 32768, 65536)
 ONE_PER_PATH = (513, 8192, 20000, 40000)
 
@@ -71,13 +73,16 @@ def shipped(path: str, N: int, dtype: str) -> Config:
 
 
 def launchable(target: str, path: str, N: int, dtype: str) -> list[Config]:
-    """List what the search would try: all of it on one target, corners elsewhere and if masked."""
+    """List what the search would try: all of it on one target, corners elsewhere and if masked.
+
+    RMSNORM_REF_COMPILE=whole in the environment: all of it everywhere, which takes minutes more.
+    """
     searched = "backward" if path == "few_rows_backward" else path
     reasons = tuning.pruned(searched, N, getattr(torch, dtype), *TARGETS[target])
     tried = [config for config, reason in reasons.items() if reason is None]
     if path == "few_rows_backward":
         tried = [config for config in tried if config.num_stages in {1, 3}]  # pipelined or not
-    if target == CHOSEN_ON and N not in MASKED:
+    if WHOLE or (target == CHOSEN_ON and N not in MASKED):
         return tried
     fewest, most = min(c.num_warps for c in tried), max(c.num_warps for c in tried)
     deepest = max(c for c in tried if c.num_warps == fewest)
@@ -89,7 +94,7 @@ def jobs_for(target: str) -> list[Job]:
     """List the launches to compile for a target."""
     return [
         Job(target, path, N, dtype, dtype, *config)
-        for N in (WIDTHS if target == CHOSEN_ON else WIDTHS_ELSEWHERE)
+        for N in (WIDTHS if WHOLE or target == CHOSEN_ON else WIDTHS_ELSEWHERE)
         for dtype in ("bfloat16", "float32")
         for path in paths_of(N)
         for config in launchable(target, path, N, dtype)

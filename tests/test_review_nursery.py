@@ -42,6 +42,8 @@ def f(x, w, eps):
     return oracle.rmsnorm(x, w, eps)
 """
 
+WRITES_PIDS = "Path(__file__).with_name('pids').write_text(f'{os.getpid()} {os.getppid()}')"
+
 
 @pytest.fixture
 def written(tmp_path: Path) -> Callable[..., tuple[Target, Path]]:
@@ -67,7 +69,7 @@ def test_children_share_an_import_and_no_call(
     """A candidate is imported once, and called for the first time in each child."""
     target, log = written()
     with closing(Nursery("cpu")) as nursery:
-        assert nursery.load(target.words() | {"device": "cpu"})
+        assert nursery.load(target.words("cpu"))
         for _ in range(3):
             assert "raised" not in asked(nursery, target)
     assert log.read_text().splitlines() == ["imported"]
@@ -84,7 +86,7 @@ def test_what_a_fork_would_miss_is_loaded_by_each(
     """A thread does not survive a fork, and an error is told by the child that it is asked of."""
     target, log = written(at_import)
     with closing(Nursery("cpu")) as nursery:
-        assert not nursery.load(target.words() | {"device": "cpu"})
+        assert not nursery.load(target.words("cpu"))
         found = [asked(nursery, target) for _ in range(2)]
     for outcome in found:
         if at_import == "1 / 0":
@@ -108,7 +110,7 @@ def test_an_end_is_told_as_it_was(
     """How a child ended is known, though it is no child of the process that asks; others go on."""
     target, _ = written(at_call=f"if x.shape[-1] == 8: {at_call}")
     with closing(Nursery("cpu")) as nursery:
-        assert nursery.load(target.words() | {"device": "cpu"})
+        assert nursery.load(target.words("cpu"))
         assert said in asked(nursery, target, 1.0)["died"]["said"]
         with closing(Pool(target, "cpu", 20.0, nursery)) as pool:
             assert "tensors" in pool.ask({"op": "case", "case": Case(2, 9).json()})
@@ -116,10 +118,9 @@ def test_an_end_is_told_as_it_was(
 
 def test_nothing_is_left_behind(written: Callable[..., tuple[Target, Path]]) -> None:
     """Once a nursery is closed its own processes have ended, and so have its children."""
-    writes = "Path(__file__).with_name('pids').write_text(f'{os.getpid()} {os.getppid()}')"
-    target, log = written(at_call=writes)
+    target, log = written(at_call=WRITES_PIDS)
     with closing(Nursery("cpu")) as nursery:
-        assert nursery.load(target.words() | {"device": "cpu"})
+        assert nursery.load(target.words("cpu"))
         asked(nursery, target)
     for pid in log.with_name("pids").read_text().split():
         with pytest.raises(ProcessLookupError):
@@ -128,8 +129,7 @@ def test_nothing_is_left_behind(written: Callable[..., tuple[Target, Path]]) -> 
 
 def test_an_interrupt_is_told_in_one_line(written: Callable[..., tuple[Target, Path]]) -> None:
     """Ctrl-C, which all processes of the terminal get, ends them all, and shows no traceback."""
-    writes = "Path(__file__).with_name('pids').write_text(f'{os.getpid()} {os.getppid()}')"
-    target, log = written(at_call=f"{writes}; time.sleep(99)")
+    target, log = written(at_call=f"{WRITES_PIDS}; time.sleep(99)")
     command = [sys.executable, "-m", "rmsnorm_ref", "review", target.name, "--device", "cpu"]
     review = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, start_new_session=True)
     pids = log.with_name("pids")

@@ -44,8 +44,9 @@ MARK_SAME = """(before) => {
     const seen = new Set(before)
     for (const block of document.querySelectorAll('.highlight')) {
         const ground = block.parentElement.className
-        const kinds = [...block.querySelectorAll('span')].map(token =>
+        const tokens = [...block.querySelectorAll('span')].map(token =>
             `${ground}: ${token.parentElement.className}: ${token.className}`)
+        const kinds = [ground, ...tokens]
         if (kinds.every(kind => seen.has(kind))) block.dataset.same = ''
         kinds.forEach(kind => seen.add(kind))
     }

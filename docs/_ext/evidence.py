@@ -106,9 +106,9 @@ def n(value: float, digits: int = 3) -> str:
     return f"{digit} \u00d7 10{str(int(power)).translate(SUPERSCRIPTS)}" if power else digit
 
 
-def percent(value: float) -> str:
-    """Print a computed ratio in whole per cent."""
-    return f"{100 * value:.0f} %"
+def percent(value: float, digits: int = 0) -> str:
+    """Print a computed ratio in per cent, whole ones unless decimals are asked for."""
+    return f"{100 * value:.{digits}f} %"
 
 
 def gpu(contender: str, pass_: str, M: int, N: int, dtype: str = "bfloat16") -> Fact:

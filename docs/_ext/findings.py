@@ -122,7 +122,7 @@ def worst_loss() -> Fact:
     """Return by how much the fastest peer is faster where we lose most: a share of our time."""
     races, sources = all_lost()
     most = max((1 - race.ratio for race in races), default=0)
-    return Fact(f"{100 * most:.1f} %", sources[0])
+    return Fact(percent(most, 1), sources[0])
 
 
 class Repeat(NamedTuple):
@@ -149,7 +149,7 @@ def most_moved() -> Fact:
     """Return how far the median that moved most lies from that of the run before."""
     found = repeated()
     most = max(abs(move) for move in found.moved.values())
-    return Fact(f"{100 * most:.1f} %", found.after.id)
+    return Fact(percent(most, 1), found.after.id)
 
 
 def moved_between(contender: str, after: str, before: str) -> Fact:
@@ -157,7 +157,7 @@ def moved_between(contender: str, after: str, before: str) -> Fact:
     later, earlier = recording.load(after), recording.load(before)
     rows = recording.select(later.rows, section="seed", contender=contender)
     most = max(abs(move) for move in again.moves(rows, earlier).values())
-    return Fact(f"{100 * most:.1f} %", later.id)
+    return Fact(percent(most, 1), later.id)
 
 
 def not_beaten(pass_: str, section: str = "seed") -> Fact:

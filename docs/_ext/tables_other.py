@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 import findings
 import proofs
+from evidence import percent
 from findings import TIMES, cell_name, seconds
 from tables import DASH, SHAPE, Table, label
 
@@ -166,13 +167,13 @@ def repeat() -> Table:
     body = [
         (
             label(name),
-            f"{100 * statistics.median(found):.1f} %",
-            f"{100 * max(found):.1f} %",
+            percent(statistics.median(found), 1),
+            percent(max(found), 1),
             f"{sum(move >= again.FAR for move in found)} of {len(found)}",
         )
         for name, found in by.items()
     ]
-    far = f"{100 * again.FAR:.0f} % or more"
+    far = f"{percent(again.FAR)} or more"
     caption = "How far the median of a seed cell lies from that of another run"
     titles = ("implementation", "median", "largest", far)
     return Table(caption, titles, body, (after.id, before.id))

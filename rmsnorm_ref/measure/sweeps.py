@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from .recording import Recording, Row
 
-ONE_PERCENT = 0.01
+LEAST_SHOWN = 0.0005  # a smaller share prints as 0.0 %
 MOST_EXTRA = 1.0  # the config figure shows up to twice the best time; the rest is named at its edge
 
 
@@ -176,8 +176,8 @@ def config_cost(
     worst = max(map(max, extra.values())) + 1
     finding = f"{pass_.title()}, {dtype}: a wrong config costs up to {worst:.2f} times the best"
     if costs:
-        above = panels.percent(max(costs), "{:.0f}" if max(costs) >= ONE_PERCENT else "{:.1f}")
-        best = max(costs) < ONE_PERCENT / 20  # what would print as 0.0 %
+        above = panels.percent(max(costs), "{:.1f}")
+        best = max(costs) < LEAST_SHOWN
         finding += f"; the shipped one is {'the best' if best else f'at most {above} above it'}"
     n_widths = panels.some(by_N, "width")
     alt = f"Time of every launch config over the best one for {n_widths}: {finding}."

@@ -34,7 +34,7 @@ class Crew:
         self._nursery = Nursery(device) if target.function is None else None
         size = size or _size(target, device)  # while that one imports
         if self._nursery is not None:
-            self._nursery.load(target.words() | {"device": device})
+            self._nursery.load(target.words(device))
         self.pools = [Pool(target, device, limit_s, self._nursery) for _ in range(size)]
         self._homes: dict[tuple[Any, ...], Pool] = {}
         self._loads = dict.fromkeys(self.pools, 0.0)

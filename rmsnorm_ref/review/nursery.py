@@ -156,7 +156,7 @@ def main() -> None:
             _load(setup["load"], descriptors[0])
         else:
             words = setup["target"], setup["signature"], setup["init"]
-            _serve(lambda: candidate.find(*words), setup["device"], descriptors)
+            serve_as_child(lambda: candidate.find(*words), setup["device"], *descriptors)
 
     _Forker(socket.socket(fileno=int(sys.argv[1])), become).run()
 
@@ -246,7 +246,8 @@ def _load(setup: dict[str, Any], descriptor: int) -> None:
     asked = socket.socket(fileno=descriptor)
     asked.send(b"loaded")
     _Forker(
-        asked, lambda setup, descriptors: _serve(lambda: found, setup["device"], descriptors)
+        asked,
+        lambda setup, descriptors: serve_as_child(lambda: found, setup["device"], *descriptors),
     ).run()
 
 
@@ -268,9 +269,10 @@ def _survives_a_fork(device: str) -> bool:
     return os.waitpid(pid, 0)[1] == 0
 
 
-def _serve(find: Callable[[], candidate.Candidate], device: str, descriptors: list[int]) -> None:
-    """Serve one candidate: this process is a child."""
-    requests, answers, errors = descriptors
+def serve_as_child(
+    find: Callable[[], candidate.Candidate], device: str, requests: int, answers: int, errors: int
+) -> None:
+    """Serve one candidate in this process, whose output goes to `errors` from now on."""
     os.dup2(errors, 1)
     os.dup2(errors, 2)
     os.close(errors)

@@ -2,23 +2,19 @@
 
 from __future__ import annotations
 
-import faulthandler
 import os
 import signal
 import sys
 import tempfile
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from . import candidate
-from .nursery import import_ahead
-from .worker import Worker, serve
+from .nursery import import_ahead, serve_as_child
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from .candidate import Call
-    from .nursery import Nursery
+    from .nursery import Child, Nursery
 
 
 class Target(NamedTuple):
@@ -29,9 +25,10 @@ class Target(NamedTuple):
     init: str = ""
     function: Any = None
 
-    def words(self) -> dict[str, str]:
-        """Return what a nursery needs to load it."""
-        return {"target": self.name, "signature": self.signature, "init": self.init}
+    def words(self, device: str) -> dict[str, str]:
+        """Return what a nursery needs to load it and to serve it on a device."""
+        asked = {"target": self.name, "signature": self.signature, "init": self.init}
+        return asked | {"device": device}
 
     def call(self) -> Call:
         """Return the candidate as `f(x, w, eps)`, in this process."""
@@ -44,18 +41,8 @@ class Target(NamedTuple):
         return candidate.find(self.name, self.signature, self.init)
 
 
-class Child(Protocol):
-    """A process that can be killed and waited for."""
-
-    def kill(self) -> None:
-        """Kill it, unless it has ended."""
-
-    def wait(self) -> int:
-        """Wait for its end; return its exit status, negative for a signal."""
-
-
 class Forked:
-    """A child of this very process."""
+    """A child of this very process: what `nursery.Child` is of another."""
 
     def __init__(self, pid: int) -> None:
         self._pid = pid
@@ -72,7 +59,7 @@ class Forked:
 class Process:
     """Hold a child, the pipes to it and what it printed."""
 
-    def __init__(self, child: Child, requests: int, answers: int, errors: str) -> None:
+    def __init__(self, child: Forked | Child, requests: int, answers: int, errors: str) -> None:
         self.requests, self.answers = requests, answers
         self.known: set[tuple[Any, ...]] = set()  # what was compiled
         self._child = child
@@ -111,13 +98,12 @@ def start(target: Target, device: str, nursery: Nursery | None) -> Process:
     ours_in, theirs_out = os.pipe()
     theirs_in, ours_out = os.pipe()
     errors, name = tempfile.mkstemp(prefix="rmsnorm_ref-review-")
-    child: Child
+    child: Forked | Child
     if target.function is not None:
         child = _fork(target, device, (theirs_in, theirs_out, errors), (ours_out, ours_in))
     else:
         assert nursery is not None
-        words = target.words() | {"device": device}
-        child = nursery.fork(words, theirs_in, theirs_out, errors)
+        child = nursery.fork(target.words(device), theirs_in, theirs_out, errors)
     for descriptor in (theirs_in, theirs_out, errors):
         os.close(descriptor)
     return Process(child, ours_out, ours_in, name)
@@ -126,21 +112,16 @@ def start(target: Target, device: str, nursery: Nursery | None) -> Process:
 def _fork(
     target: Target, device: str, theirs: tuple[int, int, int], ours: tuple[int, int]
 ) -> Forked:
-    find: Callable[[], candidate.Candidate] = target.find
     import_ahead()  # here, only once
     sys.stdout.flush()
     sys.stderr.flush()
     pid = os.fork()
     if pid:
         return Forked(pid)
-    requests, answers, errors = theirs
     try:
         # Nothing of the parent's is left open: it sees the end of a pipe only then.
-        os.close(ours[0])
-        os.close(ours[1])
-        os.dup2(errors, 1)
-        os.dup2(errors, 2)
-        faulthandler.enable(2)
-        serve(Worker(find, device), requests, answers)
+        for descriptor in ours:
+            os.close(descriptor)
+        serve_as_child(target.find, device, *theirs)
     finally:
         os._exit(0)

@@ -5,7 +5,6 @@ Before a request is begun a line says so: a child that dies or hangs has named w
 
 from __future__ import annotations
 
-import faulthandler
 import json
 import math
 import os
@@ -16,7 +15,7 @@ import torch
 
 from rmsnorm_ref import interpreter
 
-from . import accuracy, candidate, judge, probes, semantics, speed
+from . import accuracy, judge, probes, semantics, speed
 from .cases import Case
 
 if TYPE_CHECKING:
@@ -179,12 +178,3 @@ def _broken_gpu() -> str:
     except RuntimeError as error:
         return str(error).strip().splitlines()[0][:200]
     return ""
-
-
-def main() -> None:
-    """Serve one candidate: what `pool` starts in a fresh interpreter."""
-    faulthandler.enable()
-    setup = json.loads(sys.argv[1])
-    target, signature, init = setup["target"], setup["signature"], setup["init"]
-    worker = Worker(lambda: candidate.find(target, signature, init), setup["device"])
-    serve(worker, setup["requests"], setup["answers"])
