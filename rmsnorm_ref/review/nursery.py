@@ -58,7 +58,7 @@ class Nursery:
         self._lock = threading.Lock()  # pools start and end children side by side
         self._socket, theirs = _pair()
         self._first = self._socket
-        words = [str(theirs.fileno()), *(["triton"] if device != "cpu" else [])]
+        words = [str(theirs.fileno()), "triton"]
         # Ctrl-C reaches the whole group; whoever started the review ends these.
         starts = f"import signal; signal.signal(signal.SIGINT, signal.SIG_IGN); from {__name__} "
         self._popen = subprocess.Popen(  # noqa: S603  # our own interpreter and module

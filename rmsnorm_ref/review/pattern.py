@@ -57,7 +57,12 @@ def _threshold(failing: list[Case], passing: list[Case]) -> str:
         bad = [getattr(case, name) for case in failing]
         good = [getattr(case, name) for case in passing]
         if min(bad) > max(good):
-            return f"{name} is above {max(good)}"
+            return f"{name} is above {max(good)}" + _gap(max(good), min(bad))
         if max(bad) < min(good):
-            return f"{name} is below {min(good)}"
+            return f"{name} is below {min(good)}" + _gap(max(bad), min(good))
     return ""
+
+
+def _gap(below: int, above: int) -> str:
+    """Say between which two the edge lies, where they are no neighbours."""
+    return f" (the edge lies between {below} and {above})" if above - below > 1 else ""

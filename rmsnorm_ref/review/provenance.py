@@ -16,8 +16,8 @@ from rmsnorm_ref.measure import provenance as measured
 if TYPE_CHECKING:
     from .run import Options
 
-
 NOT_INSTALLED = "not installed"
+DRAWN = "each key of a search took one, drawn by the key: "
 
 
 def provenance(options: Options, device: str, told: dict[str, Any]) -> dict[str, str]:
@@ -33,12 +33,14 @@ def provenance(options: Options, device: str, told: dict[str, Any]) -> dict[str,
     words += [f"--{name}" for name in ("bench", "huge") if getattr(options, name)]
     differ = "" if clean else " (files differ)"
     kernels = "interpreted by Triton" if told.get("interpreted") else "as they run on this device"
+    tuned = [f"{kernel} of {n}" for kernel, n in sorted(told.get("tuned", {}).items())]
     return {
         "candidate": name,
         "source": _source(name) if function is None else "a Python function of the calling process",
         "called as": str(told.get("signature", "never")),
         "command": " ".join(words) if function is None else "rmsnorm_ref.review.review(...)",
         "kernels": kernels,
+        **({"configs": DRAWN + ", ".join(tuned)} if tuned else {}),
         "device": torch.cuda.get_device_name() if device != "cpu" else "cpu",
         "torch": torch.__version__,
         "triton": _version("triton"),

@@ -216,6 +216,7 @@ class _Review:
         if not self.pool.gave_up and self.options.only is None:
             self.told["accuracy"] = self.pool.ask({"op": "accuracy", **words})
         self._compare()
+        self.told |= self.pool.ask({"op": "tuned"})
         not_run = sum("not_run" in outcome for outcome in (*outcomes, *seen))
         if not_run and not any(f.severity == FAIL for f in self.findings):
             title = f"{not_run} of {len(cases) + len(chosen)} inputs could not be tried"
