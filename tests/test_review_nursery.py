@@ -14,6 +14,7 @@ import pytest
 
 from rmsnorm_ref.__main__ import STOPPED
 from rmsnorm_ref.review.cases import Case
+from rmsnorm_ref.review.crew import Crew
 from rmsnorm_ref.review.nursery import Nursery
 from rmsnorm_ref.review.pool import Pool
 from rmsnorm_ref.review.process import Target
@@ -143,3 +144,31 @@ def test_an_interrupt_is_told_in_one_line(written: Callable[..., tuple[Target, P
     for pid in pids.read_text().split():
         with pytest.raises(ProcessLookupError):
             os.kill(int(pid), 0)
+
+
+def test_a_child_of_before_ends_like_any_other(
+    written: Callable[..., tuple[Target, Path]],
+) -> None:
+    """A child that loaded the candidate by itself is ended, though others fork by then."""
+    target, log = written(at_import=WRITES_PIDS, at_call="time.sleep(99)")
+    with closing(Nursery("cpu")) as nursery:
+        with closing(Pool(target, "cpu", 1.0, nursery)) as pool:
+            assert "signature" in pool.ask({"op": "load"})
+            pid = int(log.with_name("pids").read_text().split()[0])
+            assert nursery.load(target.words("cpu"))
+            assert pool.ask(CASE)["died"]["how"] == "hung"
+        with pytest.raises(ProcessLookupError):
+            os.kill(pid, 0)
+
+
+def test_who_ends_a_review_does_not_wait_for_an_import(
+    written: Callable[..., tuple[Target, Path]],
+) -> None:
+    """A crew that is closed while its candidate is being loaded ends that as well."""
+    target, log = written(at_import="time.sleep(99)")
+    crew = Crew(target, "cpu", 20.0)
+    while not log.exists():
+        time.sleep(0.01)
+    begun = time.monotonic()
+    crew.close()
+    assert time.monotonic() - begun < 30

@@ -33,8 +33,10 @@ class Crew:
     def __init__(self, target: Target, device: str, limit_s: float, size: int = 0) -> None:
         self._nursery = Nursery(device) if target.function is None else None
         size = size or _size(target, device)  # while that one imports
-        if self._nursery is not None:
-            self._nursery.load(target.words(device))
+        # One fork loads the candidate for all. The first pool does not wait for it, as it may turn
+        # out to be no use: what is asked first loads the candidate by itself.
+        self._loading = threading.Thread(target=self._load, args=(target.words(device),))
+        self._loading.start()
         self.pools = [Pool(target, device, limit_s, self._nursery) for _ in range(size)]
         self._homes: dict[tuple[Any, ...], Pool] = {}
         self._loads = dict.fromkeys(self.pools, 0.0)
@@ -44,11 +46,19 @@ class Crew:
                 pool.most_deaths, pool.most_hangs = DEATHS_EACH, HANGS_EACH
             # All but the first, which is asked at once, start in the background.
             self._starting = [
-                threading.Thread(target=pool.ask, args=({"op": "load"},), daemon=True)
+                threading.Thread(target=self._start, args=(pool,), daemon=True)
                 for pool in self.pools[1:]
             ]
             for thread in self._starting:
                 thread.start()
+
+    def _load(self, words: dict[str, str]) -> None:
+        if self._nursery is not None:
+            self._nursery.load(words)
+
+    def _start(self, pool: Pool) -> None:
+        self._loading.join()
+        pool.ask({"op": "load"})
 
     @property
     def gave_up(self) -> bool:
@@ -120,6 +130,9 @@ class Crew:
 
     def close(self) -> None:
         """End all children."""
+        if self._nursery is not None:
+            self._nursery.stop_loading()
+        self._loading.join()
         _end(self.pools)
         self._wait_for_all()  # one that was being started is there now
         _end(self.pools)

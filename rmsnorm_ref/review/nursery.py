@@ -56,8 +56,9 @@ class Nursery:
             "PYTHONPATH": os.pathsep.join([here, *([before] if before else [])]),
         }
         self._lock = threading.Lock()  # pools start and end children side by side
-        self._socket, theirs = _pair()
-        self._first = self._socket
+        self._first, theirs = _pair()
+        self._socket = self._first  # of whoever forks from now on
+        self._loads: int | None = None  # the fork that loads the candidate for all
         words = [str(theirs.fileno()), "triton"]
         # Ctrl-C reaches the whole group; whoever started the review ends these.
         starts = f"import signal; signal.signal(signal.SIGINT, signal.SIG_IGN); from {__name__} "
@@ -74,32 +75,38 @@ class Nursery:
     def load(self, setup: dict[str, Any]) -> bool:
         """Have one fork load the candidate, and the children forked from that, if it can be."""
         ours, theirs = _pair()
-        pid = self._ask({"load": setup}, theirs.fileno())
+        pid = self._loads = self._ask(self._first, {"load": setup}, theirs.fileno())
         theirs.close()
         ready = select.select([ours.fileno()], [], [], LONGEST_LOAD_S)[0]
         if not ready or not ours.recv(64):
-            self._ask({"kill": pid})
+            self.kill(self._first, pid)
             ours.close()
             return False
         self._socket = ours
         return True
 
+    def stop_loading(self) -> None:
+        """End the fork that loads the candidate, if it still does: `load` returns."""
+        if self._loads is not None and self._socket is self._first:
+            self.kill(self._first, self._loads)
+
     def fork(self, setup: dict[str, Any], requests: int, answers: int, errors: int) -> Child:
         """Fork a child that serves `setup`; the descriptors are for it, and stay open here."""
         ended, tells = os.pipe()
-        pid = self._ask(setup, requests, answers, errors, tells)
+        forker = self._socket
+        pid = self._ask(forker, setup, requests, answers, errors, tells)
         os.close(tells)
-        return Child(self, pid, ended)
+        return Child(lambda: self.kill(forker, pid), ended)
 
-    def kill(self, pid: int) -> None:
-        """Kill a child, unless it has ended: a number may be somebody else's by then."""
+    def kill(self, forker: socket.socket, pid: int) -> None:
+        """Kill a fork of its own, unless it has ended: a number may be somebody else's by then."""
         with contextlib.suppress(OSError):
-            self._ask({"kill": pid})
+            self._ask(forker, {"kill": pid})
 
-    def _ask(self, words: dict[str, Any], *descriptors: int) -> int:
+    def _ask(self, forker: socket.socket, words: dict[str, Any], *descriptors: int) -> int:
         with self._lock:
-            socket.send_fds(self._socket, [json.dumps(words).encode()], descriptors)
-            return int(self._socket.recv(64))
+            socket.send_fds(forker, [json.dumps(words).encode()], descriptors)
+            return int(forker.recv(64))
 
     def close(self) -> None:
         """End it; its children end when their requests do."""
@@ -114,14 +121,9 @@ class Nursery:
 class Child:
     """Hold a forked child and the pipe that tells how it ended."""
 
-    def __init__(self, nursery: Nursery, pid: int, ended: int) -> None:
-        self._nursery = nursery
-        self._pid = pid
+    def __init__(self, kill: Callable[[], None], ended: int) -> None:
+        self.kill = kill
         self._ended = ended
-
-    def kill(self) -> None:
-        """Kill it."""
-        self._nursery.kill(self._pid)
 
     def wait(self) -> int:
         """Wait for its end; return its exit status, negative for a signal."""
