@@ -97,6 +97,21 @@ def test_what_a_fork_would_miss_is_loaded_by_each(
     assert len(log.read_text().splitlines()) == 3
 
 
+def test_a_thread_that_a_fork_starts_again_is_no_hindrance(
+    written: Callable[..., tuple[Target, Path]],
+) -> None:
+    """An allocator's own thread, which is known by its name, does not make each child import."""
+    name = "ctypes.CDLL(None).prctl(15, b'jemalloc_bg_thd', 0, 0, 0)"  # 15: PR_SET_NAME
+    body = f"lambda: ({name}, ready.set(), time.sleep(60))"
+    target, _ = written(
+        "import ctypes; ready = threading.Event(); "
+        f"threading.Thread(target={body}, daemon=True).start(); ready.wait()"
+    )
+    with closing(Nursery("cpu")) as nursery:
+        assert nursery.load(target.words("cpu"))
+        assert "raised" not in asked(nursery, target)
+
+
 @pytest.mark.parametrize(
     ("at_call", "said"),
     [

@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     Become = Callable[[dict[str, Any], list[int]], None]
 
 LONGEST_LOAD_S = 60.0  # of the candidate in one fork for all
+STARTED_AGAIN = {"jemalloc_bg_thd"}  # by a fork itself: threads of an allocator, as pyarrow's
 LONGEST_END_S = 30.0  # a driver may hold on to a process that was killed; we need not wait
 
 
@@ -254,8 +255,12 @@ def _load(setup: dict[str, Any], descriptor: int) -> None:
 
 
 def _n_threads() -> int:
+    """Count the threads that a fork would miss."""
     tasks = Path("/proc/self/task")
-    return len(list(tasks.iterdir())) if tasks.is_dir() else threading.active_count()
+    if not tasks.is_dir():
+        return threading.active_count()
+    names = [(task / "comm").read_text().strip() for task in tasks.iterdir()]
+    return sum(name not in STARTED_AGAIN for name in names)
 
 
 def _survives_a_fork(device: str) -> bool:
