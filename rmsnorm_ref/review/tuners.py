@@ -58,7 +58,7 @@ def drawn(seen: dict[str, int]) -> Iterator[None]:
     finally:
         module.Autotuner.prune_configs = original
         for tuner, before in tuners.values():
-            vars(tuner).pop("do_bench")
+            vars(tuner).pop("do_bench", None)
             vars(tuner).update(before)
 
 
