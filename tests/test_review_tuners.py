@@ -25,7 +25,7 @@ import torch
 import triton
 import triton.language as tl
 
-@triton.autotune([triton.Config({{"TILES": n}}) for n in (1, 2, 3, 4)], key=["N"]{caches})
+@triton.autotune([triton.Config({{"TILES": n}}) for n in (1, 2, 3, 4)], key={key}{caches})
 @triton.jit
 def scale_rows(x, w, y, N, eps, BLOCK: tl.constexpr, TILES: tl.constexpr):
     total = 0.0
@@ -55,9 +55,9 @@ def f(x, w, eps):
 """
 
 
-def write(path: Path, *, skips: str = "False", caches: str = "") -> str:
+def write(path: Path, *, skips: str = "False", caches: str = "", key: str = "['N']") -> str:
     """Write a kernel with four configs, wrong with those where `skips` holds; return its name."""
-    path.write_text(TUNED.format(skips=skips, caches=caches))
+    path.write_text(TUNED.format(skips=skips, caches=caches, key=key))
     return f"{path}:f"
 
 
@@ -81,9 +81,10 @@ def test_a_kernel_that_searches_is_not_accused(tmp_path: Path) -> None:
     assert report.provenance["configs"].endswith("scale_rows of 4")
 
 
-def test_one_wrong_config_is_found_each_time(tmp_path: Path) -> None:
+@pytest.mark.parametrize("key", ["['N']", "[]"])
+def test_one_wrong_config_is_found_each_time(key: str, tmp_path: Path) -> None:
     """A config that is wrong is met, at the same widths in two reviews, and the code shows it."""
-    name = write(tmp_path / "wrong.py", skips="TILES == 3")
+    name = write(tmp_path / "wrong.py", skips="TILES == 3", key=key)
     first, second = reviewed(name), reviewed(name)
     assert "r-value-y" in first.rules()
     assert [f.json() for f in first.findings] == [f.json() for f in second.findings]

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from .run import Options
 
 NOT_INSTALLED = "not installed"
-DRAWN = "each key of a search took one, drawn by the key: "
+DRAWN = "each key and width took one, drawn by them: "
 
 
 def provenance(options: Options, device: str, told: dict[str, Any]) -> dict[str, str]:

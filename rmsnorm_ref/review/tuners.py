@@ -2,8 +2,8 @@
 
 To time every config at every width takes minutes, and needs a GPU. What is fastest depends on the
 moment, so two reviews of one kernel would review two. And whatever a search may choose has to be
-right. So each key of Triton's autotuner takes one of its configs, drawn by the key: over a review
-all are met, and another review meets the same.
+right. So each key of Triton's autotuner takes one of its configs, drawn by the key, and by the
+width of the rows, which not every key holds: over a review all are met, and in the next the same.
 """
 
 from __future__ import annotations
@@ -23,6 +23,14 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
 RUNS, RUNS_NOT = 0.0, float("inf")  # what stands for a time
+
+_width = 0
+
+
+def fed(n_columns: int) -> None:
+    """Say how wide the rows are that a candidate is called with, before each call."""
+    global _width  # noqa: PLW0603  # autograd may run the backward in a thread of its own
+    _width = n_columns
 
 
 @contextlib.contextmanager
@@ -48,7 +56,7 @@ def drawn(seen: dict[str, int]) -> Iterator[None]:
             tuners[id(self)] = self, _state(self)
         self.cache_results = False  # a file of times that nobody measured is for nobody
         self.do_bench = _first_that_runs()
-        key = hashlib.sha256(repr((name, _key(self, kwargs))).encode())
+        key = hashlib.sha256(repr((name, _width, _key(self, kwargs))).encode())
         turn = int(key.hexdigest(), 16) % len(left)
         return [*left[turn:], *left[:turn]]
 
