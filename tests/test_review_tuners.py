@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import subprocess
 import sys
 from typing import TYPE_CHECKING, Any
@@ -10,7 +11,7 @@ import pytest
 from paths import DEVICE
 from reviewed import small
 
-from rmsnorm_ref import interpreter, review
+from rmsnorm_ref import review
 from rmsnorm_ref.review import tuners
 from rmsnorm_ref.review.rules import NOTE
 
@@ -28,6 +29,7 @@ import triton.language as tl
 @triton.autotune([triton.Config({{"TILES": n}}) for n in (1, 2, 3, 4)], key={key}{caches})
 @triton.jit
 def scale_rows(x, w, y, N, eps, BLOCK: tl.constexpr, TILES: tl.constexpr):
+    tl.static_assert({fits})
     total = 0.0
     for first in tl.static_range(0, BLOCK * TILES, BLOCK):
         cols = first + tl.arange(0, BLOCK)
@@ -55,9 +57,11 @@ def f(x, w, eps):
 """
 
 
-def write(path: Path, *, skips: str = "False", caches: str = "", key: str = "['N']") -> str:
+def write(
+    path: Path, *, skips: str = "False", caches: str = "", key: str = "['N']", fits: str = "True"
+) -> str:
     """Write a kernel with four configs, wrong with those where `skips` holds; return its name."""
-    path.write_text(TUNED.format(skips=skips, caches=caches, key=key))
+    path.write_text(TUNED.format(skips=skips, caches=caches, key=key, fits=fits))
     return f"{path}:f"
 
 
@@ -72,9 +76,10 @@ def reviewed(name: str, **options: Any) -> review.Report:
     return review.review(name, **({"device": DEVICE, "dtypes": dtypes, "only": few} | options))
 
 
-def test_a_kernel_that_searches_is_not_accused(tmp_path: Path) -> None:
-    """No clock is needed for it, and the report says how many configs there were."""
-    report = reviewed(write(tmp_path / "tuned.py"))
+@pytest.mark.parametrize("fits", ["True", "TILES != 3"])
+def test_a_kernel_that_searches_is_not_accused(fits: str, tmp_path: Path) -> None:
+    """No clock is needed for it; a config that does not compile is passed over; all are counted."""
+    report = reviewed(write(tmp_path / "tuned.py", fits=fits))
     assert report.rules() == set()
     assert not report.rules(NOTE) & {"r-same-twice", "r-batch-invariance", "r-history"}
     assert report.told["tuned"] == {"scale_rows": 4}
@@ -136,11 +141,8 @@ def tuner_of(kernel: Kernel) -> Any:
 
 
 @pytest.mark.parametrize("fitting", [{1, 2, 3, 4}, {2}, {1, 4}])
-def test_what_does_not_fit_is_passed_over(
-    fitting: set[int], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_does_not_fit_is_passed_over(fitting: set[int]) -> None:
     """Each width takes a config that fits the GPU, and over many widths all of them are met."""
-    monkeypatch.setattr(interpreter, "interprets", lambda: False)
     kernel, seen = Kernel(fitting), {}
     tuner = tuner_of(kernel)
     with tuners.drawn(seen):
@@ -150,9 +152,8 @@ def test_what_does_not_fit_is_passed_over(
     assert seen == {"fn": 4}
 
 
-def test_a_search_is_its_own_again(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_search_is_its_own_again() -> None:
     """What was drawn is forgotten at the end: the next search times, and keeps what it kept."""
-    monkeypatch.setattr(interpreter, "interprets", lambda: False)
     tuner = tuner_of(Kernel({1, 2, 3, 4}))
     tuner.cache["kept"] = tuner.configs[0]
     before = dict(vars(tuner)), dict(tuner.cache)
@@ -161,6 +162,7 @@ def test_a_search_is_its_own_again(monkeypatch: pytest.MonkeyPatch) -> None:
         assert len(tuner.cache) == 2
     assert tuner.cache == before[1]
     assert "do_bench" not in vars(tuner)
+    assert vars(tuner).keys() <= before[0].keys() | {"nargs"}
     assert tuner.cache_results == before[0]["cache_results"]
     timed = []
 
@@ -181,3 +183,27 @@ def test_a_search_that_fails_without_us_fails_with_us() -> None:
     tuner = tuner_of(Kernel(set()))
     with tuners.drawn({}), pytest.raises(OutOfResources):
         tuner.run(7)
+
+
+def test_one_block_in_another_draws_once() -> None:
+    """A process that loads a candidate and then reviews it draws as each of the two does."""
+    once, twice = Kernel({1, 2, 3, 4}), Kernel({1, 2, 3, 4})
+    for kernel, n_blocks in ((once, 1), (twice, 2)):
+        tuner = tuner_of(kernel)
+        with contextlib.ExitStack() as blocks:
+            for _ in range(n_blocks):
+                blocks.enter_context(tuners.drawn({}))
+            for N in range(32):
+                tuner.run(N)
+    assert once.ran == twice.ran
+
+
+def test_a_key_is_the_same_in_every_process() -> None:
+    """What has an address in its text, such as a function in a key, is known by its name."""
+    found = []
+    for _ in range(2):
+        kernel = Kernel({1, 2, 3, 4})
+        with tuners.drawn({}):
+            tuner_of(kernel).run(type("activation", (), {})())
+        found.append(kernel.ran)
+    assert found[0] == found[1]

@@ -17,12 +17,11 @@ import importlib.util
 import sys
 from typing import TYPE_CHECKING, Any
 
-from rmsnorm_ref import interpreter
-
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
 RUNS, RUNS_NOT = 0.0, float("inf")  # what stands for a time
+CHANGED = ("cache_results", "do_bench", "best_config", "configs_timings", "bench_time")
 
 _width = 0
 
@@ -44,7 +43,8 @@ def drawn(seen: dict[str, int]) -> Iterator[None]:
         yield
         return
     tuners: dict[int, tuple[Any, dict[str, Any]]] = {}
-    original = module.Autotuner.prune_configs
+    before = module.Autotuner.prune_configs
+    original = getattr(before, "undrawn", before)  # inside another such block, draw once
 
     def prune_configs(self: Any, kwargs: dict[str, Any]) -> list[Any]:
         left: list[Any] = original(self, kwargs)
@@ -60,14 +60,14 @@ def drawn(seen: dict[str, int]) -> Iterator[None]:
         turn = int(key.hexdigest(), 16) % len(left)
         return [*left[turn:], *left[:turn]]
 
+    prune_configs.undrawn = original  # type: ignore[attr-defined]  # read above
     module.Autotuner.prune_configs = prune_configs
     try:
         yield
     finally:
-        module.Autotuner.prune_configs = original
-        for tuner, before in tuners.values():
-            vars(tuner).pop("do_bench", None)
-            vars(tuner).update(before)
+        module.Autotuner.prune_configs = before
+        for tuner, state in tuners.values():
+            _put_back(tuner, state)
 
 
 @functools.cache
@@ -81,16 +81,31 @@ def draw_for_good() -> None:
 
 
 def _state(tuner: Any) -> dict[str, Any]:
-    """Return what is changed of a tuner: what it chose, and what it times with, if made yet."""
-    kept = {k: vars(tuner)[k] for k in ("cache_results", "do_bench") if k in vars(tuner)}
-    return kept | {"cache": dict(tuner.cache)}
+    """Return what a search changes of a tuner, as far as it is there yet."""
+    return {k: vars(tuner)[k] for k in CHANGED if k in vars(tuner)} | {"": dict(tuner.cache)}
+
+
+def _put_back(tuner: Any, state: dict[str, Any]) -> None:
+    for name in CHANGED:
+        vars(tuner).pop(name, None)
+    chosen = state.pop("")
+    vars(tuner).update(state)
+    tuner.cache.clear()
+    tuner.cache.update(chosen)
 
 
 def _key(tuner: Any, kwargs: dict[str, Any]) -> list[str]:
     """Return what a search tells apart: the values of its key, and every dtype."""
     given = {**tuner.nargs, **kwargs}
-    values = [repr(given[name]) for name in tuner.keys if name in given]
+    values = [_spell(given[name]) for name in tuner.keys if name in given]
     return values + [str(value.dtype) for value in given.values() if hasattr(value, "dtype")]
+
+
+def _spell(value: Any) -> str:
+    """Name a value of a key, the same in every process: not by an address."""
+    if value is None or isinstance(value, bool | int | float | str):
+        return repr(value)
+    return str(getattr(value, "__name__", type(value).__name__))
 
 
 def _first_that_runs() -> Callable[..., list[float]]:
@@ -100,10 +115,23 @@ def _first_that_runs() -> Callable[..., list[float]]:
     def do_bench(kernel_call: Callable[[], Any], quantiles: Any = None) -> list[float]:
         del quantiles
         nonlocal found
-        time = RUNS_NOT if found else RUNS
-        if not found and not interpreter.interprets():  # interpreted, all fit, and a run is dear
-            kernel_call()  # raises where it does not fit: the tuner goes on to the next
+        if found:
+            return [RUNS_NOT] * 3
+        try:
+            kernel_call()  # raises where it does not fit a GPU: the tuner goes on to the next
+        except Exception as error:
+            # What a compiler would refuse, and a tuner pass over, the interpreter asserts.
+            if type(error).__name__ == "InterpreterError" and _asserts(error):
+                return [RUNS_NOT] * 3
+            raise
         found = True
-        return [time] * 3
+        return [RUNS] * 3
 
     return do_bench
+
+
+def _asserts(error: BaseException | None) -> bool:
+    """Tell whether an assertion stands behind an error."""
+    while error is not None and not isinstance(error, AssertionError):
+        error = error.__cause__
+    return error is not None
