@@ -60,12 +60,11 @@ class Nursery:
         self._first, theirs = _pair()
         self._socket = self._first  # of whoever forks from now on
         self._loads: int | None = None  # the fork that loads the candidate for all
-        words = [str(theirs.fileno()), "triton"]
         # Ctrl-C reaches the whole group; whoever started the review ends these.
         starts = f"import signal; signal.signal(signal.SIGINT, signal.SIG_IGN); from {__name__} "
         self._popen = subprocess.Popen(  # noqa: S603  # our own interpreter and module
             # Not -m: runpy would warn of a module that its package has imported.
-            [sys.executable, "-c", starts + "import main; main()", *words],
+            [sys.executable, "-c", starts + "import main; main()", str(theirs.fileno())],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             pass_fds=(theirs.fileno(),),
@@ -152,7 +151,7 @@ def import_ahead(*names: str) -> None:
 
 def main() -> None:
     """Import, then fork for each request until the socket is closed."""
-    import_ahead(*sys.argv[2:])
+    import_ahead("triton")
 
     def become(setup: dict[str, Any], descriptors: list[int]) -> None:
         if "load" in setup:

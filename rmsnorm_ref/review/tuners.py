@@ -42,7 +42,7 @@ def drawn(seen: dict[str, int]) -> Iterator[None]:
     if module is None:
         yield
         return
-    tuners: dict[int, tuple[Any, dict[str, Any]]] = {}
+    tuners: dict[int, tuple[Any, dict[str, Any], dict[Any, Any]]] = {}
     before = module.Autotuner.prune_configs
     original = getattr(before, "undrawn", before)  # inside another such block, draw once
 
@@ -53,7 +53,7 @@ def drawn(seen: dict[str, int]) -> Iterator[None]:
         name = self.base_fn.__name__
         seen[name] = max(seen.get(name, 0), len(left))
         if id(self) not in tuners:
-            tuners[id(self)] = self, _state(self)
+            tuners[id(self)] = self, *_state(self)
         self.cache_results = False  # a file of times that nobody measured is for nobody
         self.do_bench = _first_that_runs()
         key = hashlib.sha256(repr((name, _width, _key(self, kwargs))).encode())
@@ -66,8 +66,8 @@ def drawn(seen: dict[str, int]) -> Iterator[None]:
         yield
     finally:
         module.Autotuner.prune_configs = before
-        for tuner, state in tuners.values():
-            _put_back(tuner, state)
+        for found in tuners.values():
+            _put_back(*found)
 
 
 @functools.cache
@@ -80,16 +80,15 @@ def draw_for_good() -> None:
     atexit.register(forever.__exit__, None, None, None)  # before its module is taken apart
 
 
-def _state(tuner: Any) -> dict[str, Any]:
-    """Return what a search changes of a tuner, as far as it is there yet."""
-    return {k: vars(tuner)[k] for k in CHANGED if k in vars(tuner)} | {"": dict(tuner.cache)}
+def _state(tuner: Any) -> tuple[dict[str, Any], dict[Any, Any]]:
+    """Return what a search changes of a tuner, as far as it is there yet, and what it chose."""
+    return {k: vars(tuner)[k] for k in CHANGED if k in vars(tuner)}, dict(tuner.cache)
 
 
-def _put_back(tuner: Any, state: dict[str, Any]) -> None:
+def _put_back(tuner: Any, kept: dict[str, Any], chosen: dict[Any, Any]) -> None:
     for name in CHANGED:
         vars(tuner).pop(name, None)
-    chosen = state.pop("")
-    vars(tuner).update(state)
+    vars(tuner).update(kept)
     tuner.cache.clear()
     tuner.cache.update(chosen)
 
