@@ -154,7 +154,7 @@ def launch_backward(
         )
         launch(dy, dy_row_stride, x, x_row_stride, w, rstd, dx, dw)
         return dx, dw
-    n_programs = tiling.n_programs(rstd.numel(), N, x.device)
+    n_programs = tiling.n_programs(rstd.numel(), N, x.dtype, x.device)
     partial_dw = x.new_empty((n_programs, N), dtype=torch.float32) if needs_dw else None
     launch = tuning.prepared(path, _BUILD[path], x, w, _trial, needs_dx, needs_dw)
     launch(dy, dy_row_stride, x, x_row_stride, w, rstd, dx, partial_dw, n_programs)
@@ -205,7 +205,6 @@ def _build_reduction(N: int, dtype: torch.dtype, device: torch.device, early: bo
 _BUILD = {
     "backward": _build,
     "wide_backward": wide.build_backward,
-    "column_backward": wide.build_column_backward,
 }
 
 
@@ -213,7 +212,7 @@ def _trial(x: torch.Tensor, w: torch.Tensor):
     """Return a launch's arguments for the search: an input made from N and dtype alone."""
     N = w.numel()
     M = tuning.trial_rows(N, x.dtype)
-    n_programs = tiling.n_programs(M, N, x.device)
+    n_programs = tiling.n_programs(M, N, x.dtype, x.device)
     generator = torch.Generator(x.device).manual_seed(0)  # the caller's random state is not ours
     trial_x = torch.randn(M, N, generator=generator, device=x.device).to(x.dtype)
     dy, dx = trial_x.clone(), torch.empty_like(trial_x)

@@ -6,8 +6,6 @@ How a path's choice is looked up, and what stands in where a device cannot launc
 
 from typing import NamedTuple
 
-import torch
-
 
 class Config(NamedTuple):
     """How one kernel is launched: what the search may choose."""
@@ -21,8 +19,7 @@ SHIPPED = {
     "forward": {2048: Config(4), 4096: Config(8), 8192: Config(8)},
     "backward": {4096: Config(4, 3), 8192: Config(8, 3)},
     "wide_forward": {8192: Config(16), 16384: Config(32)},
-    "wide_backward": {8192: Config(16), 16384: Config(32)},
-    "column_backward": {4096: Config(8, 4)},
+    "wide_backward": {2048: Config(2)},
 }
 REDUCE = Config(4)  # the dw reduction, a few microseconds
 # Where the table is more than the noise away from the best: (path, BLOCK_SIZE, bytes per element).
@@ -37,11 +34,6 @@ EXCEPTIONS = {
     ("backward", 32, 4): Config(16, 1), ("backward", 64, 4): Config(4, 1),
     ("backward", 128, 4): Config(16, 1), ("backward", 256, 4): Config(8, 1),
     ("backward", 512, 4): Config(4, 1), ("backward", 1024, 4): Config(8, 1),
-    ("wide_backward", 32768, 4): Config(8),
+    ("wide_backward", 16384, 4): Config(4), ("wide_backward", 32768, 4): Config(4),
+    ("wide_backward", 65536, 4): Config(4),
 }  # fmt: skip
-
-
-def row_mean(dtype: torch.dtype) -> Config:
-    """Return how the kernel that feeds column_backward is launched; 12 variants lie within 3 %."""
-    # In fp32 three stages need more shared memory than an A100 has.
-    return Config(8, 3 if dtype.itemsize == 2 else 2)

@@ -21,8 +21,6 @@ LARGEST_N = 65536
 # Widest row kept whole in registers. At 8192 x 16384 the chunked backward takes 212 us against 293;
 # the forwards are level.
 ONE_TILE_MAX = 8192
-# Widest row whose fp32 dw accumulator fits the register file of one SM beside the work on it.
-CHUNKED_BACKWARD_MAX = 32768
 
 FORWARD_TILE = 2048  # elements; narrower rows share a tile until it holds this many
 BACKWARD_TILE = 8192  # elements, one program per SM: 3 tiles in flight cover HBM's latency
@@ -33,6 +31,9 @@ NARROW_MAX = 1024  # widest row that counts as narrow
 LARGE_TILE_ALL_THE_SAME = (128, 256)  # values of BLOCK_SIZE
 
 MIN_ROWS_PER_PROGRAM = 4  # else the fp32 partial buffer outgrows a third of the data
+# Of wide rows two, and two thirds: a team takes its rows one after the other, and the fewer the
+# sooner it is done. 16 x 16384 takes 8.6 us against 11.8, 1024 x 16384 as long (not recorded).
+MIN_ROWS_PER_TEAM = 2
 
 REDUCE_TILE = 2048  # elements that a program of the dw reduction adds per step
 # Rows of more columns have twice as many in a program that waits beside the first kernel: so those
@@ -40,8 +41,14 @@ REDUCE_TILE = 2048  # elements that a program of the dw reduction adds per step
 REDUCE_NARROW_MAX = 4096
 EARLY_FP32_BYTES_MAX = 32 * 2**20  # of x, see `reduces_early`
 
-ROW_MEAN_CHUNK = 8192
-COLUMN_BLOCK = 4096
+# What a program of the wide backward has of a row. A thread of it holds 64 bytes of x, and may have
+# 128 registers, so that an SM holds 8 programs in 16 bits and 4 in fp32: work enough to go on with
+# while one of them waits. Each place is then taken by a program of the one launch.
+TEAM_COLS = 2048
+TEAM_REGISTERS = 128
+TEAM_BYTES_PER_THREAD = 64
+COLS_PER_SECTOR = 16  # columns of a program are a multiple: a sector of 32 bytes, or two, is whole
+PATIENCE = 1000  # looks at a part that is absent, about a microsecond each
 
 # At most so many rows get dw and dx in one launch: 16 x 2048 takes 2.2 us against 4.9, 1024 x 2048
 # 6.9 against 8.7; at 2048 x 2048 it would be 12.2 against 10.5. Of longer rows fewer are few:
@@ -86,6 +93,8 @@ EVICTIONS = ("", "evict_last")
 
 INTERPRETED_PROGRAMS = 4  # stands for the SM count where there are no SMs
 INTERPRETED_FEW_ROWS_MAX = 8  # so that small inputs reach every kernel
+INTERPRETED_TEAM_COLS = 8192  # programs are few, so that there are teams of them
+INTERPRETED_TEAM_PROGRAMS = 4  # stands for the programs on an SM
 
 
 class Tile(NamedTuple):
@@ -93,6 +102,13 @@ class Tile(NamedTuple):
 
     block_size: int
     rows: int
+
+
+class Team(NamedTuple):
+    """The programs that share a wide row: `members` of them, with `cols` columns each."""
+
+    members: int
+    cols: int
 
 
 INTERPRETED_REDUCE_TILE = Tile(4096, 2)  # few rows, as programs are few: it takes several steps
@@ -150,9 +166,39 @@ def one_row_per_sm(N: int, dtype: torch.dtype, device: torch.device) -> dict[str
     return {"maxnreg": 64}
 
 
-def backward_chunk(N: int) -> int:
-    """Return how many columns of a wide row the chunked backward takes at a time."""
-    return 16384 if N <= 16384 else 8192
+def team(N: int, device: torch.device) -> Team:
+    """Return how many programs share a wide row in the backward, and how many columns each has.
+
+    A function of N, and of whether kernels are interpreted: the parts of a row are added up in the
+    same order whatever the device.
+    """
+    most = TEAM_COLS if device.type == "cuda" else INTERPRETED_TEAM_COLS
+    cols = -(-N // -(-N // most))
+    cols = -(-cols // COLS_PER_SECTOR) * COLS_PER_SECTOR
+    return Team(-(-N // cols), cols)
+
+
+def team_programs(dtype: torch.dtype, device: torch.device) -> int:
+    """Return how many programs of the wide backward an SM holds at once."""
+    if device.type != "cuda":
+        return INTERPRETED_TEAM_PROGRAMS
+    threads = TEAM_COLS * dtype.itemsize // TEAM_BYTES_PER_THREAD
+    return REGISTERS_PER_SM // (TEAM_REGISTERS * threads)
+
+
+def resident_team(device: torch.device) -> dict[str, int]:
+    """Return the launch option that lets an SM hold as many programs as `team_programs` says."""
+    if device.type != "cuda" or torch.version.hip:
+        return {}
+    return {"maxnreg": TEAM_REGISTERS}
+
+
+def patience(device: torch.device) -> int:
+    """Return how often a program looks for another's part before it makes that part itself.
+
+    Interpreted, where programs run one after the other, it need not wait for what cannot come.
+    """
+    return PATIENCE if device.type == "cuda" else 0
 
 
 def reduce_cols(N: int, device: torch.device, *, early: bool) -> int:
@@ -291,7 +337,7 @@ def backward_path(
         fits &= same_size or N >= FEW_ROWS_MIXED_MIN
         fits &= M * N * x_dtype.itemsize <= FEW_BYTES_MAX
         return "few_rows_backward" if M <= most and fits else "backward"
-    return "wide_backward" if N <= CHUNKED_BACKWARD_MAX else "column_backward"
+    return "wide_backward"
 
 
 @functools.lru_cache(maxsize=1024)
@@ -326,23 +372,26 @@ def threads_per_sm(device: torch.device) -> int:
     return int(torch.cuda.get_device_properties(device).max_threads_per_multi_processor)
 
 
-def n_programs(M: int, N: int, device: torch.device) -> int:
-    """Return how many programs share the rows of a backward; they take its tiles in turn."""
-    return n_programs_on(sm_count(device), M, N)
+def n_programs(M: int, N: int, dtype: torch.dtype, device: torch.device) -> int:
+    """Return how many programs share the rows of a backward; they take its tiles in turn.
+
+    Of wide rows it is the number of teams. Each has a row of the partial dw buffer. A team has
+    `MIN_ROWS_PER_TEAM` rows or more, all but one, if there are as many.
+    """
+    if N <= ONE_TILE_MAX:
+        return n_programs_on(sm_count(device), M, N)
+    teams = sm_count(device) * team_programs(dtype, device) // team(N, device).members
+    return max(1, min(teams, M // MIN_ROWS_PER_TEAM))
 
 
 def n_programs_on(n_sm: int, M: int, N: int) -> int:
-    """Return the same for a device of `n_sm` streaming multiprocessors.
+    """Return the same for one tile to a row and a device of `n_sm` streaming multiprocessors.
 
     The number follows the SM count, and M where rows are few: all programs but one have
     `MIN_ROWS_PER_PROGRAM` rows or more, which keeps the [n_programs, N] fp32 buffer, written and
     read, at a third of a 16-bit backward's bytes.
     """
-    rows, most = 1, n_sm
-    if N <= ONE_TILE_MAX:
-        rows = backward_tile(N).rows
-        most *= 2 if shares_sm(N) else 1
-    elif N > CHUNKED_BACKWARD_MAX:
-        most = max(1, most // -(-N // COLUMN_BLOCK))
+    rows = backward_tile(N).rows
+    most = n_sm * (2 if shares_sm(N) else 1)
     n_tiles, least = -(-M // rows), -(-MIN_ROWS_PER_PROGRAM // rows)
     return max(1, min(most, n_tiles // least))

@@ -42,6 +42,7 @@ class Space(NamedTuple):
     tile_elements: Callable[[int], int]  # of N: elements that all warps of a program share
     most_per_thread: int  # elements; above it the kernel's live values spill
     pipelined: bool  # whether a loop keeps `num_stages` tiles of x and dy in flight
+    teams: bool = False  # whether an SM must have room for all the programs that share its rows
 
 
 def _elements(tile: tiling.Tile) -> int:
@@ -52,8 +53,7 @@ SPACES = {
     "forward": Space(lambda N: _elements(tiling.forward_tile(N)), 64, pipelined=False),
     "backward": Space(lambda N: _elements(tiling.backward_tile(N)), 32, pipelined=True),
     "wide_forward": Space(tiling.forward_chunk, 32, pipelined=False),
-    "wide_backward": Space(tiling.backward_chunk, 32, pipelined=False),
-    "column_backward": Space(lambda _: tiling.COLUMN_BLOCK, 32, pipelined=True),
+    "wide_backward": Space(lambda _: tiling.TEAM_COLS, 32, pipelined=False, teams=True),
 }
 
 
@@ -84,6 +84,8 @@ def pruned(
             reason = f"{per_thread:g} elements per thread: less than one 16-byte load each"
         elif per_thread > space.most_per_thread:
             reason = f"{per_thread:g} elements per thread: live values spill to memory"
+        elif space.teams and per_thread * dtype.itemsize < tiling.TEAM_BYTES_PER_THREAD:
+            reason = f"{threads} threads: not all programs of the launch would fit on the SMs"
         elif space.pipelined:
             n_bytes = 2 * (config.num_stages - 1) * elements * dtype.itemsize
             if n_bytes > shared_bytes:

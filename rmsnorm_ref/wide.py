@@ -1,20 +1,19 @@
-"""Rows of more than `tiling.ONE_TILE_MAX` columns: the same formulas, the row in several chunks.
+"""Rows of more than `tiling.ONE_TILE_MAX` columns: the same formulas, a row in several pieces.
 
 A row this wide, held in fp32, overflows the registers, and spilled registers are memory traffic
-that the byte model does not grant. So a row is read twice, in chunks: once for its sum, once for
-its result. The second read comes out of the SM's own cache as long as one row per program fits
-there, so HBM still sees x once (and dy once).
+that the byte model does not grant. So a row is read twice: once for its sum, once for its result.
+The second read comes out of the SM's own cache, so HBM still sees x once (and dy once).
 
-From `tiling.CHUNKED_BACKWARD_MAX` columns on, the dw accumulator of a whole row is itself as large
-as the register file. Then the backward is two kernels: one dot product per row, then a kernel whose
-programs own a block of columns. That one moves 5·M·N elements instead of 3·M·N, and says so.
+In the forward one program takes a row in chunks. In the backward the dw accumulator of a whole row
+would be as large as the register file. There a team of programs shares the row: each has its own
+columns, and what it sums up there it hands to the others through memory, a number per row.
 """
 
 import torch
 import triton
 import triton.language as tl
 
-from . import table, tiling
+from . import tiling
 from .launch import Launch
 from .table import Config
 
@@ -58,146 +57,127 @@ def wide_forward_kernel(
         tl.store(y_ptr + row * N + cols, y, mask=cols < N, cache_modifier=".cs")
 
 
+# Bits of two fp32 NaNs: one says that a part is not there yet, the other stands in for it.
+ABSENT = tl.constexpr(-1)
+OTHER_NAN = tl.constexpr(0x7FC00000)
+
+
+@triton.jit
+def part_of_mean(
+    dy_row_ptr, x_row_ptr, w_ptr, rstd, member,
+    N: tl.constexpr, COLS: tl.constexpr, LANES: tl.constexpr,
+):
+    """Sum one member's columns of a row: its part of mean(dyw * x_hat), as the bits of an fp32."""
+    lanes = tl.arange(0, LANES)
+    cols = member * COLS + lanes
+    mask = (lanes < COLS) & (cols < N)
+    # COLS * e bytes each of x and dy from HBM, kept in cache (evict_last) for the second read.
+    # COLS * e_w bytes of w, from cache: no registers are left to hold it.
+    x = tl.load(x_row_ptr + cols, mask, 0.0, eviction_policy="evict_last").to(tl.float32)
+    dy = tl.load(dy_row_ptr + cols, mask, 0.0, eviction_policy="evict_last").to(tl.float32)
+    w = tl.load(w_ptr + cols, mask, 0.0).to(tl.float32)
+    # Divided by N: masked lanes hold 0, add 0 and are no elements.
+    part = tl.sum(dy * w * (x * rstd), axis=0) / N
+    bits = part.to(tl.int32, bitcast=True)
+    return tl.where(bits == ABSENT, OTHER_NAN, bits)
+
+
+@triton.jit
+def first_absent(parts, one_per_thread, MEMBERS: tl.constexpr):
+    """Return the first member whose part is ABSENT to any warp; MEMBERS where none is."""
+    # Every warp has looked by itself, and one may have seen what another has not. What comes next
+    # must be the same for all, or they wait for each other at different places. So they agree: by
+    # a maximum over a tensor in which every thread has an element of its own.
+    every = tl.arange(0, triton.next_power_of_2(MEMBERS))
+    found = tl.max(tl.where(parts == ABSENT, MEMBERS - every, 0), axis=0)
+    return MEMBERS - tl.max(tl.where(one_per_thread, found, 0), axis=0)
+
+
 @triton.jit(do_not_specialize=["dy_row_stride", "x_row_stride", "M"])
 def wide_backward_kernel(
     # dy, x [M, N] in the storage dtype, unit column stride; w [N] in its own; rstd [M] in fp32.
     dy_ptr, x_ptr, w_ptr, rstd_ptr,
-    # dx [M, N] in the dtype of x, packed; partial_dw [n_programs, N] in fp32. None: not asked for.
+    # parts [M, MEMBERS] in int32, all ABSENT: what the members sum up. None where dx is.
+    parts_ptr,
+    # dx [M, N] in the dtype of x, packed; partial_dw [n_teams, N] in fp32. None: not asked for.
     dx_ptr, partial_dw_ptr,
     # Elements between rows, multiples of ROW_ALIGN.
     dy_row_stride: tl.int64, x_row_stride: tl.int64, M: tl.int64,
-    # N_CHUNKS = cdiv(N, CHUNK) steps of CHUNK columns; ROW_ALIGN divides N and both strides.
-    N: tl.constexpr, CHUNK: tl.constexpr, N_CHUNKS: tl.constexpr, ROW_ALIGN: tl.constexpr,
+    # MEMBERS programs are a team and share its rows: each has COLS columns, on LANES lanes.
+    N: tl.constexpr, COLS: tl.constexpr, LANES: tl.constexpr, MEMBERS: tl.constexpr,
+    # ROW_ALIGN divides N and both strides. After PATIENCE looks a part that is absent is made here.
+    # A program has at most THREADS threads, and at least as many columns.
+    ROW_ALIGN: tl.constexpr, PATIENCE: tl.constexpr, THREADS: tl.constexpr,
 ):
-    # ---- Locate the rows
-    # The programs take the rows in turn, in 64 bits.
-    program = tl.program_id(0).to(tl.int64)
-    # The private fp32 accumulator of the whole row, as a tuple: registers cannot be indexed.
-    dw = (tl.zeros([CHUNK], dtype=tl.float32),) * N_CHUNKS
-    for row in tl.range(program, M, tl.num_programs(0)):
-        x_row_ptr = x_ptr + row * (x_row_stride // ROW_ALIGN * ROW_ALIGN)
-        dy_row_ptr = dy_ptr + row * (dy_row_stride // ROW_ALIGN * ROW_ALIGN)
-        # 4 * M bytes.
-        rstd = tl.load(rstd_ptr + row)
-        # ---- Load and reduce
-        # 2 * M * N * e bytes from HBM, kept in cache (evict_last) for the second read.
-        # N * e_w bytes of w per row, from cache: no registers are left to hold it.
-        # One running sum per lane, one sum across lanes at the end, divided by N: masked lanes hold
-        # 0, add 0 to the mean and are no elements.
-        if dx_ptr is not None:
-            dot = tl.zeros([CHUNK], dtype=tl.float32)
-            for chunk in tl.range(0, N_CHUNKS):
-                cols = chunk * CHUNK + tl.arange(0, CHUNK)
-                x = tl.load(x_row_ptr + cols, cols < N, 0.0, eviction_policy="evict_last")
-                dy = tl.load(dy_row_ptr + cols, cols < N, 0.0, eviction_policy="evict_last")
-                w = tl.load(w_ptr + cols, cols < N, 0.0).to(tl.float32)
-                dot += dy.to(tl.float32) * w * (x.to(tl.float32) * rstd)
-            mean = tl.sum(dot, axis=0) / N
-        # ---- Load again and write
-        # 2 * M * N * e bytes, for the last time; from cache, unless dw alone is asked for and this
-        # read is the first. N * e_w bytes of w per row, from cache.
-        # M * N * e bytes of dx and the one rounding.
-        # Unrolled, as only constants index a tuple. No element of one can be set: every row builds
-        # a new one.
-        new_dw = ()
-        for chunk in tl.static_range(N_CHUNKS):
-            cols = chunk * CHUNK + tl.arange(0, CHUNK)
-            mask = cols < N
+    # ---- Locate the columns and the rows
+    # Members lie side by side, so that they start together; the teams take the rows in turn, in 64
+    # bits.
+    member = tl.program_id(0) % MEMBERS
+    team = (tl.program_id(0) // MEMBERS).to(tl.int64)
+    n_teams = (tl.num_programs(0) // MEMBERS).to(tl.int64)
+    lanes = tl.arange(0, LANES)
+    cols = member * COLS + lanes
+    mask = (lanes < COLS) & (cols < N)
+    every = tl.arange(0, triton.next_power_of_2(MEMBERS))
+    one_per_thread = member * COLS + tl.arange(0, THREADS) < N  # all true, and not to the compiler
+    # The divisions show the compiler how strides are aligned.
+    x_row_stride = x_row_stride // ROW_ALIGN * ROW_ALIGN
+    dy_row_stride = dy_row_stride // ROW_ALIGN * ROW_ALIGN
+    dw = tl.zeros([LANES], dtype=tl.float32)
+    for next_row in tl.range(team, M + n_teams, n_teams):
+        # ---- Load and reduce the next row
+        # One row ahead, so that the others' parts of this row are there when they are looked for.
+        if (dx_ptr is not None) and next_row < M:
+            # 4 * M bytes of rstd per member. M * N * e bytes each of x and dy over all.
+            rstd = tl.load(rstd_ptr + next_row)
+            x_row_ptr = x_ptr + next_row * x_row_stride
+            dy_row_ptr = dy_ptr + next_row * dy_row_stride
+            part = part_of_mean(dy_row_ptr, x_row_ptr, w_ptr, rstd, member, N, COLS, LANES)
+            # 4 * M bytes per member. An exchange is a store that others see while they run.
+            tl.atomic_xchg(parts_ptr + next_row * MEMBERS + member, part, sem="relaxed")
+        row = next_row - n_teams
+        if row >= 0:
+            x_row_ptr = x_ptr + row * x_row_stride
+            dy_row_ptr = dy_ptr + row * dy_row_stride
+            rstd = tl.load(rstd_ptr + row)
+            if dx_ptr is not None:
+                # ---- Wait for the others' parts of this row
+                # 4 * M * MEMBERS bytes per member, out of L2: volatile, as others write them.
+                row_parts_ptr = parts_ptr + row * MEMBERS
+                parts = tl.load(row_parts_ptr + every, every < MEMBERS, 0, volatile=True)
+                absent, looks = first_absent(parts, one_per_thread, MEMBERS), 0
+                while absent < MEMBERS:
+                    looks += 1
+                    if looks > PATIENCE:
+                        # It may not have started: other kernels hold its place, or, where programs
+                        # run one after the other, this one does. So nobody waits for ever: the part
+                        # is made here, by the same sum, to the same bits.
+                        part = part_of_mean(
+                            dy_row_ptr, x_row_ptr, w_ptr, rstd, absent, N, COLS, LANES
+                        )
+                        tl.atomic_xchg(row_parts_ptr + absent, part, sem="relaxed")
+                    parts = tl.load(row_parts_ptr + every, every < MEMBERS, 0, volatile=True)
+                    absent = first_absent(parts, one_per_thread, MEMBERS)
+                # Every member adds them up in the same order: one mean.
+                mean = tl.sum(parts.to(tl.float32, bitcast=True), axis=0)
+            # ---- Load again and write
+            # 2 * M * N * e bytes, for the last time (evict_first); from cache, unless dw alone is
+            # asked for and this read is the first.
             x = tl.load(x_row_ptr + cols, mask, 0.0, eviction_policy="evict_first")
             dy = tl.load(dy_row_ptr + cols, mask, 0.0, eviction_policy="evict_first").to(tl.float32)
             x_hat = x.to(tl.float32) * rstd
             if dx_ptr is not None:
+                # N * e_w bytes of w per row, from cache.
+                # M * N * e bytes of dx and the one rounding; streamed (.cs), as it is not read.
                 w = tl.load(w_ptr + cols, mask, 0.0).to(tl.float32)
                 dx = ((dy * w - x_hat * mean) * rstd).to(dx_ptr.dtype.element_ty)
-                tl.store(dx_ptr + row * N + cols, dx, mask=mask)
-            new_dw = new_dw + (dw[chunk] + dy * x_hat,)
-        dw = new_dw
-    # ---- Write
-    # 4 * N bytes per program.
-    if partial_dw_ptr is not None:
-        for chunk in tl.static_range(N_CHUNKS):
-            cols = chunk * CHUNK + tl.arange(0, CHUNK)
-            tl.store(partial_dw_ptr + program * N + cols, dw[chunk], mask=cols < N)
-
-
-@triton.jit(do_not_specialize=["dy_row_stride", "x_row_stride"])
-def row_mean_kernel(
-    # dy, x [M, N] in the storage dtype, unit column stride; w [N] in its own; rstd [M] in fp32.
-    dy_ptr, x_ptr, w_ptr, rstd_ptr,
-    # mean [M] in fp32: mean(dyw * x_hat), one number per row.
-    mean_ptr,
-    # Elements between rows, multiples of ROW_ALIGN.
-    dy_row_stride: tl.int64, x_row_stride: tl.int64,
-    # CHUNK columns per step, NUM_STAGES steps in flight; ROW_ALIGN divides N and both strides.
-    N: tl.constexpr, CHUNK: tl.constexpr, ROW_ALIGN: tl.constexpr, NUM_STAGES: tl.constexpr,
-):
-    # ---- Locate the row, in 64 bits
-    row = tl.program_id(0).to(tl.int64)
-    x_row_ptr = x_ptr + row * (x_row_stride // ROW_ALIGN * ROW_ALIGN)
-    dy_row_ptr = dy_ptr + row * (dy_row_stride // ROW_ALIGN * ROW_ALIGN)
-    # 4 * M bytes.
-    rstd = tl.load(rstd_ptr + row)
-    # ---- Load and reduce
-    # 2 * M * N * e bytes of x and dy; N * e_w bytes of w from HBM once, then from cache.
-    # Masked lanes hold 0 and add 0.
-    dot = tl.zeros([CHUNK], dtype=tl.float32)
-    for start in tl.range(0, N, CHUNK, num_stages=NUM_STAGES):
-        cols = start + tl.arange(0, CHUNK)
-        x = tl.load(x_row_ptr + cols, mask=cols < N, other=0.0).to(tl.float32)
-        dy = tl.load(dy_row_ptr + cols, mask=cols < N, other=0.0).to(tl.float32)
-        w = tl.load(w_ptr + cols, mask=cols < N, other=0.0).to(tl.float32)
-        dot += dy * w * (x * rstd)
-    # ---- Write
-    # 4 * M bytes.
-    tl.store(mean_ptr + row, tl.sum(dot, axis=0) / N)
-
-
-@triton.jit(do_not_specialize=["dy_row_stride", "x_row_stride", "M"])
-def column_backward_kernel(
-    # dy, x [M, N] in the storage dtype, unit column stride; w [N] in its own.
-    dy_ptr, x_ptr, w_ptr,
-    # rstd, mean [M] in fp32, from the forward and from row_mean_kernel; no mean where dx is None.
-    rstd_ptr, mean_ptr,
-    # dx [M, N] in the dtype of x, packed; partial_dw [n_programs, N] in fp32. None: not asked for.
-    dx_ptr, partial_dw_ptr,
-    # Elements between rows, multiples of ROW_ALIGN.
-    dy_row_stride: tl.int64, x_row_stride: tl.int64, M: tl.int64,
-    # COLS columns per program, NUM_STAGES rows in flight; ROW_ALIGN divides N and both strides.
-    N: tl.constexpr, COLS: tl.constexpr, ROW_ALIGN: tl.constexpr, NUM_STAGES: tl.constexpr,
-):
-    # ---- Locate
-    # A block of columns, whose programs take the rows in turn, in 64 bits.
-    cols = tl.program_id(0) * COLS + tl.arange(0, COLS)
-    mask = cols < N
-    program = tl.program_id(1).to(tl.int64)
-    # N * e_w bytes, once per program.
-    if dx_ptr is not None:
-        w = tl.load(w_ptr + cols, mask=mask, other=0.0).to(tl.float32)
-    dw = tl.zeros([COLS], dtype=tl.float32)
-    for step in tl.range(program, M, tl.num_programs(1), num_stages=NUM_STAGES):
-        # From the last row back: L2 still has some of what row_mean_kernel read last, where it ran.
-        row = M - 1 - step
-        # ---- Load
-        # 2 * M * N * e bytes, mostly from HBM and for the second time: what wide rows cost.
-        # 4 * M bytes of rstd, as many of mean, per block of columns. Masked lanes add 0 to dw.
-        x_row_start = row * (x_row_stride // ROW_ALIGN * ROW_ALIGN)
-        dy_row_start = row * (dy_row_stride // ROW_ALIGN * ROW_ALIGN)
-        x = tl.load(x_ptr + x_row_start + cols, mask=mask, other=0.0).to(tl.float32)
-        dy = tl.load(dy_ptr + dy_row_start + cols, mask=mask, other=0.0).to(tl.float32)
-        rstd = tl.load(rstd_ptr + row)
-        x_hat = x * rstd
-        # ---- Write
-        # M * N * e bytes and the one rounding.
-        if dx_ptr is not None:
-            mean = tl.load(mean_ptr + row)
-            dx = ((dy * w - x_hat * mean) * rstd).to(dx_ptr.dtype.element_ty)
-            tl.store(dx_ptr + row * N + cols, dx, mask=mask)
-        # The private fp32 accumulator, from the last row to the first.
-        dw += dy * x_hat
+                tl.store(dx_ptr + row * N + cols, dx, mask=mask, cache_modifier=".cs")
+            # The private fp32 accumulator. Masked lanes add 0.
+            dw += dy * x_hat
     # ---- Write
     # 4 * COLS bytes per program; reduce_dw_kernel adds them up.
     if partial_dw_ptr is not None:
-        tl.store(partial_dw_ptr + program * N + cols, dw, mask=mask)
+        tl.store(partial_dw_ptr + team * N + cols, dw, mask=mask)
 
 
 def build_forward(
@@ -218,36 +198,18 @@ def build_backward(
     N: int, dtype: torch.dtype, device: torch.device, config: Config, *_needs: bool
 ):
     """Fix all that does not change between calls of one width; return the launch."""
-    chunk = tiling.backward_chunk(N)
-    constants = (N, chunk, -(-N // chunk), tiling.row_align(N, dtype))
-    kernel = Launch(wide_backward_kernel, constants, config, device)
+    team = tiling.team(N, device)
+    lanes, patience = tiling.next_power_of_2(team.cols), tiling.patience(device)
+    threads = 64 * config.num_warps  # as many as a warp has on any GPU, so 32 of them are spare
+    constants = (N, team.cols, lanes, team.members, tiling.row_align(N, dtype), patience, threads)
+    kernel = Launch(wide_backward_kernel, constants, config, device, **tiling.resident_team(device))
 
-    def launch(dy, dy_stride, x, x_stride, w, rstd, dx, partial_dw, n_programs) -> None:
-        pointers = (dy, x, w, rstd, dx, partial_dw)
-        kernel((n_programs, 1, 1), *pointers, dy_stride, x_stride, rstd.numel())
-
-    return launch
-
-
-def build_column_backward(
-    N: int, dtype: torch.dtype, device: torch.device, config: Config, *_needs: bool
-):
-    """Fix all that does not change between calls of one width; return the two launches as one."""
-    row_align = tiling.row_align(N, dtype)
-    mean_config = table.row_mean(dtype)
-    mean_constants = (N, tiling.ROW_MEAN_CHUNK, row_align, mean_config.num_stages)
-    row_mean = Launch(row_mean_kernel, mean_constants, mean_config, device)
-    constants = (N, tiling.COLUMN_BLOCK, row_align, config.num_stages)
-    columns = Launch(column_backward_kernel, constants, config, device)
-
-    def launch(dy, dy_stride, x, x_stride, w, rstd, dx, partial_dw, n_programs) -> None:
+    def launch(dy, dy_stride, x, x_stride, w, rstd, dx, partial_dw, n_teams) -> None:
         M = rstd.numel()
-        mean = None
+        parts = None
         if dx is not None:
-            mean = torch.empty_like(rstd)
-            row_mean((M, 1, 1), dy, x, w, rstd, mean, dy_stride, x_stride)
-        grid = (-(-N // tiling.COLUMN_BLOCK), n_programs, 1)
-        pointers = (dy, x, w, rstd, mean, dx, partial_dw)
-        columns(grid, *pointers, dy_stride, x_stride, M)
+            parts = rstd.new_full((M, team.members), ABSENT.value, dtype=torch.int32)
+        pointers = (dy, x, w, rstd, parts, dx, partial_dw)
+        kernel((n_teams * team.members, 1, 1), *pointers, dy_stride, x_stride, M)
 
     return launch

@@ -155,6 +155,10 @@ def pretend_gpu() -> list[int]:
     tiling.dw_rows = lambda _, N, num_warps, __: dw_rows(meant[0], N, num_warps, gpu)
     tiling.dw_cols = lambda _, N, __: dw_cols(meant[0], N, gpu)
     tiling.one_row_per_sm = lambda N, dtype, _: one_row_per_sm(N, dtype, gpu)
+    team, resident_team = tiling.team, tiling.resident_team
+    tiling.team = lambda N, _: team(N, gpu)
+    tiling.resident_team = lambda _: resident_team(gpu)
+    tiling.patience = lambda _: tiling.PATIENCE
     return meant
 
 

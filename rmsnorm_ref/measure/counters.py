@@ -148,7 +148,7 @@ def _scratch_bytes(M: int, N: int, dtype: torch.dtype) -> int:
     """Return the bytes of the partial dw buffer on this GPU, written and read."""
     if tiling.backward_path(M, N, traffic.GPU, dtype) == "few_rows_backward":
         return 0
-    return traffic.backward(M, N, dtype).scratch_bytes(tiling.n_programs(M, N, traffic.GPU))
+    return traffic.backward(M, N, dtype).scratch_bytes(tiling.n_programs(M, N, dtype, traffic.GPU))
 
 
 def _name(dtype: torch.dtype) -> Dtype:

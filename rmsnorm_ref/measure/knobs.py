@@ -101,7 +101,7 @@ class Variant(NamedTuple):
 def variants(cell: Cell, device: torch.device) -> list[Variant]:
     """Return num_stages 1 to 4 at the shipped warps, and 1, 2, 4 programs per SM as shipped."""
     shipped = tuning.shipped("backward", cell.N, cell.dtype)
-    n_programs = tiling.n_programs(cell.M, cell.N, device)
+    n_programs = tiling.n_programs(cell.M, cell.N, cell.dtype, device)
     found = [
         Variant("num_stages", stages, shipped._replace(num_stages=stages), n_programs)
         for stages in tuning.STAGES

@@ -174,7 +174,7 @@ class Session:
         elif pass_ == BACKWARD:
             path = tiling.backward_path(M, N, self.device, dtype)
             few = path == "few_rows_backward"
-            n_programs = 0 if few else tiling.n_programs(M, N, self.device)
+            n_programs = 0 if few else tiling.n_programs(M, N, dtype, self.device)
             scratch = traffic.backward(M, N, dtype, device=self.device).scratch_bytes(n_programs)
         else:
             return {}
