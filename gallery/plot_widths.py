@@ -32,7 +32,7 @@ print("    N  rows a tile  forward       backward         backward moves / (M·N
 for N in WIDTHS:
     rows = tiling.forward_tile(N).rows if N <= tiling.ONE_TILE_MAX else 1
     forward, backward = tiling.forward_path(N), tiling.backward_path(MANY, N, device, BF16)
-    moved = traffic.backward(MANY, N, BF16, device=device).moved_bytes / (2 * MANY * N)
+    moved = traffic.backward(MANY, N, BF16, device=device).total_bytes / (2 * MANY * N)
     print(f"{N:5}  {rows:11}  {forward:12}  {backward:15}  {moved:.1f}")
 
 # %%

@@ -12,7 +12,7 @@ from typing import Literal, cast
 import torch
 
 Access = Literal["read", "write"]
-Role = Literal["obligatory", "small", "reread", "cached", "scratch"]
+Role = Literal["obligatory", "small", "cached", "scratch"]
 DTYPES = (torch.float16, torch.bfloat16, torch.float32)
 
 # (operator, tensors read, tensors written). `traffic.py` writes the fused kernels the same way;
@@ -59,10 +59,10 @@ COPY_OF |= {"dx_hat_promoted": "dx_hat", "dw_promoted": "dw"}
 class Step:
     """Record one tensor's passage through one kernel.
 
-    Role "obligatory" marks an [M, N] tensor, "small" one of M or N elements. A second read is
-    "reread" where it comes from HBM again, and "cached" where a cache serves it. "scratch" is a
-    buffer with N elements per program, counted for one program. `repeats` is how often all
-    programs together ask for it; None means once each.
+    Role "obligatory" marks an [M, N] tensor, "small" one of M or N elements, or of a number per
+    row and program. "cached" is a second read, which a cache serves. "scratch" is a buffer with N
+    elements per program, counted for one program. `repeats` is how often all programs together ask
+    for it; None means once each.
     """
 
     kernel: str
@@ -81,8 +81,12 @@ def spell_out(
     x_dtype: torch.dtype,
     w_dtype: torch.dtype | None,
     spelling: str | None,
+    members: int = 1,
 ) -> tuple[Step, ...]:
-    """Spell out kernels as steps; no spelling means the fused ones, see `Kernels`."""
+    """Spell out kernels as steps; no spelling means the fused ones, see `Kernels`.
+
+    `members` programs share a row, if it is wide.
+    """
     require_count("M", M, minimum=0)
     require_count("N", N, minimum=1)
     w_dtype = x_dtype if w_dtype is None else w_dtype
@@ -98,7 +102,8 @@ def spell_out(
         ("obligatory", M * N, y_dtype, "y dy dx_hat_promoted dw_terms"),
         ("obligatory", M * N, inside, "h h_hat square dh dh_hat dh_direct dh_statistics"),
         ("obligatory", M * N, inside, "drstd_terms dsquare h_power h_doubled"),
-        ("small", M, inside, "rstd variance shifted drstd rstd_cubed drstd_halved dvariance mean"),
+        ("small", M, inside, "rstd variance shifted drstd rstd_cubed drstd_halved dvariance"),
+        ("small", M * members, torch.float32, "parts"),
         ("small", N if M else 0, w_dtype, "w"),
         ("small", N, w_dtype, "dw"),
         ("small", N, y_dtype, "dw_promoted"),

@@ -35,13 +35,8 @@ class Chain:
 
     @property
     def total_bytes(self) -> int:
-        """Count the headline and the tensors of M or N elements; scratch stays apart."""
+        """Count what HBM is expected to move: the headline and the small tensors, no scratch."""
         return self._sum("obligatory", "small")
-
-    @property
-    def moved_bytes(self) -> int:
-        """Count what HBM is expected to move: total_bytes and what is read a second time."""
-        return self._sum("obligatory", "small", "reread")
 
     def per_tensor(self) -> dict[tuple[str, Access], int]:
         """Sum total_bytes by (tensor, access); each byte of a fused pass is there once."""
@@ -124,11 +119,9 @@ def backward(
 ) -> Traffic:
     """Count the fused backward: dx and dw share one read of x and one of dy.
 
-    dx of a wide row needs x and dy a second time: out of a cache up to
-    `tiling.CHUNKED_BACKWARD_MAX` columns, out of HBM above. There a kernel of its own hands over
-    one mean per row, and 5*M*N*e bytes move instead of 3*M*N*e. Few rows are read once for dx and
-    once for dw, the second time out of a cache (L2, if it is as large as an H200's), and have no
-    partial buffer.
+    dx of a wide row needs x and dy a second time, out of a cache, and the programs that share the
+    row hand each other a number each. Few rows are read once for dx and once for dw, the second
+    time out of a cache (L2, if it is as large as an H200's), and have no partial buffer.
 
     Args:
         M: rows, 0 or more. Without rows w is not read; dw is still written, as zeros.
@@ -137,11 +130,12 @@ def backward(
         w_dtype: dtype of w and dw; None means `x_dtype`.
         needs_dx: whether dx is wanted. dw alone needs no w: its terms are dy*x_hat.
         needs_dw: whether dw is wanted. dx alone has no partial buffer.
-        device: how many rows are few depends on whether kernels are compiled or interpreted.
+        device: how many rows are few, and how many programs share a wide one, depends on whether
+            kernels are compiled or interpreted.
 
     Returns:
         Traffic with obligatory_bytes == 3*M*N*e, 2*M*N*e without dx. total_bytes adds w, rstd, dw,
-        and those means; moved_bytes adds the second read out of HBM.
+        and those numbers.
 
     Raises: as `forward`, and a ValueError where neither gradient is wanted.
 
@@ -152,17 +146,17 @@ def backward(
     if not (needs_dx or needs_dw):
         raise ValueError("needs_dx and needs_dw are both False: ask for at least one gradient")
     path = tiling.backward_path(M, N, device, x_dtype, w_dtype)
-    blocks = -(-N // tiling.COLUMN_BLOCK)  # each of column_backward asks for every row's rstd
+    members = tiling.team(N, device).members if path == "wide_backward" else 1
     kernels: steps.Kernels = ()
-    reads = f"x dy rstd*{blocks}" if path == "column_backward" else "x dy rstd"
+    reads = f"x dy rstd*{members}"
+    more = []
     if needs_dx and path == "backward":
         reads += " w*P"
-    elif needs_dx and path == "wide_backward":
-        reads += f" w*{2 * M} x@cached dy@cached"
     elif needs_dx:
-        kernels = (("row_mean", f"x dy w*{M} rstd", "mean"),)
-        reads = f"x@reread dy@reread w@cached*P rstd@cached*{blocks} mean*{blocks}"
-    writes = " ".join(["dx"] * needs_dx + ["partial_dw*P"] * needs_dw)
+        kernels = (("fill", "", "parts"),)
+        reads = f"x dy rstd*{2 * members} w*{2 * M} x@cached dy@cached parts*{members}"
+        more = ["parts"]
+    writes = " ".join(["dx"] * needs_dx + more + ["partial_dw*P"] * needs_dw)
     kernels += ((path, reads, writes), *(("reduce_dw", "partial_dw*P", "dw"),) * needs_dw)
     if path == "few_rows_backward":
         dw_programs = needs_dw * -(-N // tiling.dw_cols(M, N, device))
@@ -170,7 +164,8 @@ def backward(
         reads += " x@cached dy@cached" * (needs_dx and needs_dw)
         kernels = ((path, reads, " ".join(["dx"] * needs_dx + ["dw"] * needs_dw)),)
     partial_row_bytes = needs_dw * (path != "few_rows_backward") * N * 4
-    return Traffic(steps.spell_out(kernels, M, N, x_dtype, w_dtype, None), partial_row_bytes)
+    found = steps.spell_out(kernels, M, N, x_dtype, w_dtype, None, members)
+    return Traffic(found, partial_row_bytes)
 
 
 def eager_forward(

@@ -27,8 +27,7 @@ DTYPES = (torch.float16, torch.bfloat16, torch.float32)
 EPS = 1e-6
 
 # Several rows per tile up to 1024 (forward) and 4096 (backward), both sizes of that tile and odd
-# widths among them; a tile of one row up to 8192; one backward chunk up to 16384, several up to
-# 32768; columns above.
+# widths among them; a tile of one row up to 8192; above, teams of more and more programs.
 WIDTHS = (1, 3, 17, 64, 200, 513, 769, 1560, 2048, 8192, 12000, 20000, 33000)
 PATHS = (17, 64, 8192, 12000, 20000, 33000)
 
@@ -37,24 +36,16 @@ BF16 = torch.bfloat16
 MANY = next(
     M for M in range(2, 9999, 2) if tiling.backward_path(M, 2048, _DEVICE, BF16) == "backward"
 )
-WIDE_ROWS = 8  # two programs own them, see `wide_rows`
+WIDE_ROWS = 8  # several teams of programs share them, interpreted too
 
 
 def shapes(*widths: int) -> list[tuple[int, int]]:
     """List (N, M) so that every kernel of these widths runs; M is even."""
     found: list[tuple[int, int]] = []
     for N in widths:
-        rows = (FEW, MANY) if N <= tiling.ONE_TILE_MAX else (wide_rows(N),)
+        rows = (FEW, MANY) if N <= tiling.ONE_TILE_MAX else (WIDE_ROWS,)
         found += {tiling.backward_path(M, N, _DEVICE, BF16): (N, M) for M in rows}.values()
     return found
-
-
-def wide_rows(N: int) -> int:
-    """Return how many rows of N columns have two programs; few where that takes more of a device.
-
-    Interpreted, the columns' kernel has all its programs side by side, however many rows there are.
-    """
-    return WIDE_ROWS if tiling.n_programs(WIDE_ROWS, N, _DEVICE) > 1 else FEW
 
 
 def each_in_a_dtype(cells: list[tuple[int, int]]) -> list[Any]:

@@ -66,7 +66,7 @@ def test_ours_says_how_it_ran() -> None:
         assert forward.path == tiling.forward_path(N)
         assert backward.path == tiling.backward_path(M, N, device, BF16)
         few = backward.path == "few_rows_backward"
-        n_programs = 0 if few else tiling.n_programs(M, N, device)
+        n_programs = 0 if few else tiling.n_programs(M, N, BF16, device)
         assert backward.n_programs == n_programs
         counted = traffic.backward(M, N, BF16, device=device)
         assert backward.scratch_bytes == counted.scratch_bytes(n_programs)

@@ -10,7 +10,8 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from dataclasses import dataclass, field
+from collections import Counter
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -21,7 +22,7 @@ from paths import DTYPES, INTERPRETED, make
 from rmsnorm_ref import interpreter, tiling, traffic, tuning
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
 
     import numpy.typing as npt
     from torch import Tensor
@@ -38,8 +39,9 @@ SHAPES = (
     *((6, 8192), (21, 8191), (5, 12000), (9, 20000), (3, 32768), (9, 40000), (2, 65536)),
     *((8, 3), (7, 100), (8, 513), (5, 2048)),  # few rows
 )
+NOTHING: Mapping[tuple[str, str], int] = {}
 MIXED = ((FP16, FP16), (BF16, FP32), (FP32, BF16))
-N_SM = 24  # enough that column_backward splits its rows too: 24 // 10 blocks of columns
+N_SM = 24  # enough for several teams of programs on the widest rows
 
 
 @dataclass
@@ -120,13 +122,15 @@ class Recorder:
 
 @pytest.fixture
 def recorder(monkeypatch: pytest.MonkeyPatch) -> Recorder:
-    """Listen to the interpreter; atomics would go around the count, so they are refused."""
+    """Listen to the interpreter; atomics are refused, but for the exchange, which is a store."""
     interpreter.prepare(CPU)
+    from triton._C.libtriton import ir
     from triton.runtime.interpreter import GridExecutor as executor  # noqa: N813  # as a variable
     from triton.runtime.interpreter import InterpreterBuilder as builder  # noqa: N813  # the same
 
     found = Recorder()
     load, store, call = builder.create_masked_load, builder.create_masked_store, executor.__call__
+    atomic = builder.create_atomic_rmw
 
     def create_masked_load(self: Any, ptrs: Any, mask: Any, *rest: Any) -> Any:
         found.count("read", ptrs, mask)
@@ -140,12 +144,18 @@ def recorder(monkeypatch: pytest.MonkeyPatch) -> Recorder:
         found.enter(self.arg_names, args)
         return call(self, *args, **kwargs)
 
+    def create_atomic_rmw(self: Any, op: Any, ptr: Any, value: Any, mask: Any, *rest: Any) -> Any:
+        if op != ir.ATOMIC_OP.XCHG:
+            refuse()
+        found.count("write", ptr, mask)
+        return atomic(self, op, ptr, value, mask, *rest)
+
     def refuse(*_: Any) -> None:
         raise AssertionError("a kernel uses an atomic")
 
     monkeypatch.setattr(builder, "create_masked_load", create_masked_load)
     monkeypatch.setattr(builder, "create_masked_store", create_masked_store)
-    monkeypatch.setattr(builder, "create_atomic_rmw", refuse)
+    monkeypatch.setattr(builder, "create_atomic_rmw", create_atomic_rmw)
     monkeypatch.setattr(builder, "create_atomic_cas", refuse)
     monkeypatch.setattr(executor, "__call__", launch)
     monkeypatch.setattr(tiling, "sm_count", lambda _: N_SM)
@@ -158,17 +168,28 @@ def strided(tensor: Tensor, gap: int) -> Tensor:
     return tensor.new_full((M, N + gap), float("nan"))[:, :N].copy_(tensor)
 
 
-def judge(recorder: Recorder, counted: traffic.Traffic, n_programs: int) -> None:
-    """Compare one recorded pass with the model, and find every output element stored once."""
-    assert recorder.requested() == counted.requested_bytes(n_programs)
+def judge(
+    recorder: Recorder,
+    counted: traffic.Traffic,
+    n_programs: int,
+    helped: Mapping[tuple[str, str], int] = NOTHING,
+) -> None:
+    """Compare one recorded pass with the model, and find every output element stored once.
+
+    `helped` is what is asked for beyond the model because programs run one after the other. The
+    fill of a buffer is PyTorch's, which is not recorded.
+    """
+    counted = replace(counted, steps=tuple(s for s in counted.steps if s.kernel != "fill"))
+    expected = Counter(counted.requested_bytes(n_programs)) + Counter(helped)
+    assert recorder.requested() == expected
     distinct = counted.per_tensor()
     half = counted.scratch_bytes(n_programs) // 2
     if half:
         distinct |= {("partial_dw", "write"): half, ("partial_dw", "read"): half}
     assert recorder.distinct() == distinct
-    for region in recorder.regions.values():
+    for name, region in recorder.regions.items():
         if "write" in region.counts:
-            assert (region.per_element("write") == 1).all()
+            assert name == "parts" or (region.per_element("write") == 1).all()
 
 
 on_every_shape = pytest.mark.parametrize(("M", "N"), SHAPES)
@@ -220,8 +241,28 @@ def test_backward_moves_what_the_model_says(
         config = tuning.shipped("backward", N, dtype)
         n_programs = -(-M // tiling.dx_rows(M, N, dtype, config))
     else:
-        n_programs = tiling.n_programs(M, N, CPU)
-    judge(recorder, traffic.backward(M, N, dtype, w_dtype, **needs, device=CPU), n_programs)
+        n_programs = tiling.n_programs(M, N, dtype, CPU)
+    counted = traffic.backward(M, N, dtype, w_dtype, **needs, device=CPU)
+    helped = help_of_the_first(M, N, dtype, w_dtype) if needs_dx and N > tiling.ONE_TILE_MAX else {}
+    judge(recorder, counted, n_programs, helped)
+
+
+def help_of_the_first(
+    M: int, N: int, dtype: torch.dtype, w_dtype: torch.dtype
+) -> dict[tuple[str, str], int]:
+    """Count what a team's first program asks for more, as the others have not started.
+
+    It makes their parts of every row: one at a time, and looks at all of them after each.
+    """
+    members, cols = tiling.team(N, CPU)
+    data, others = M * (N - cols), M * (members - 1)
+    return {
+        ("x", "read"): data * dtype.itemsize,
+        ("dy", "read"): data * dtype.itemsize,
+        ("w", "read"): data * w_dtype.itemsize,
+        ("parts", "write"): 4 * others,
+        ("parts", "read"): 4 * others * members,
+    }
 
 
 @interpreted

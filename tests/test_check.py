@@ -107,7 +107,6 @@ def test_cells_cover_the_sweep_every_kernel_and_real_input(interpreted: bool) ->
             "few_rows_backward",
             "backward",
             "wide_backward",
-            "column_backward",
         }
         assert {cell.layer for cell in cells} == {"", *check.REAL_LAYERS}
     sweep = {

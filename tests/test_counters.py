@@ -90,16 +90,16 @@ def test_rows_hold_counts_and_model_side_by_side() -> None:
 @pytest.mark.parametrize(("M", "N"), counters.CELLS)
 @pytest.mark.parametrize("pass_", counters.PASSES)
 def test_model_is_what_traffic_expects_hbm_to_move(M: int, N: int, pass_: str) -> None:
-    """Reads and writes add up to moved_bytes and, in the backward, the scratch of 132 SMs."""
+    """Reads and writes add up to total_bytes and, in the backward, the scratch of 132 SMs."""
     dtype = torch.bfloat16
     both = sum(counters.model_bytes("ours", M, N, dtype, pass_))
     if pass_ == FORWARD:
-        assert both == traffic.forward(M, N, dtype).moved_bytes
+        assert both == traffic.forward(M, N, dtype).total_bytes
         return
     few = tiling.backward_path(M, N, traffic.GPU, dtype) == "few_rows_backward"
-    n_programs = 0 if few else tiling.n_programs(M, N, traffic.GPU)
+    n_programs = 0 if few else tiling.n_programs(M, N, dtype, traffic.GPU)
     fused = traffic.backward(M, N, dtype)
-    assert both == fused.moved_bytes + fused.scratch_bytes(n_programs)
+    assert both == fused.total_bytes + fused.scratch_bytes(n_programs)
     assert (n_programs > 0) != few
 
 

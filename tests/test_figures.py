@@ -251,7 +251,7 @@ def test_predictions_are_those_of_the_model(recording: Recording) -> None:
     ("pass_", "boundaries"),
     [
         (FORWARD, {tiling.ONE_TILE_MAX}),
-        (BACKWARD, {tiling.ONE_TILE_MAX, tiling.CHUNKED_BACKWARD_MAX}),
+        (BACKWARD, {tiling.ONE_TILE_MAX}),
     ],
 )
 def test_widths_where_kernels_change_are_marked(

@@ -202,7 +202,7 @@ def test_an_early_reduction_waits_for_all_programs(
     if not tiling.overlaps(gpu):
         pytest.skip("this GPU starts no kernel before the one before it has ended")
     x, w, dy = make(M, N, BF16, device=device)
-    assert tiling.reduces_early(tiling.n_programs(M, N, gpu), x)
+    assert tiling.reduces_early(tiling.n_programs(M, N, x.dtype, gpu), x)
     rows, cols = (tile(N, gpu, early=True) for tile in (tiling.reduce_rows, tiling.reduce_cols))
     monkeypatch.setattr(tiling, "reduce_rows", lambda *_, **__: rows)
     monkeypatch.setattr(tiling, "reduce_cols", lambda *_, **__: cols)

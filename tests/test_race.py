@@ -87,7 +87,7 @@ def test_fused_lane_moves_what_the_model_expects(evaluated: list[dict[str, Any]]
         counted, lane = fused(race), race["lanes"][2]
         n_programs = row_of(race, "ours").n_programs or 0
         scratch = counted.scratch_bytes(n_programs)
-        assert lane["bytes"] == counted.moved_bytes + scratch
+        assert lane["bytes"] == counted.total_bytes + scratch
         expected = counted.per_tensor()
         if scratch:
             expected |= {

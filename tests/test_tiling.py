@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 import torch
-from paths import on_every_width
+from paths import in_every_dtype, on_every_width
 
-from rmsnorm_ref import tiling, traffic
+from rmsnorm_ref import tiling, traffic, tuning
 
 FP16, BF16, FP32 = torch.float16, torch.bfloat16, torch.float32
 CPU = torch.device("cpu")
@@ -28,22 +28,49 @@ def test_tile_spans_the_row(block_size: int) -> None:
 
 
 @on_every_width
+@in_every_dtype
 @pytest.mark.parametrize("n_sm", [1, 4, 132])
 def test_programs_number_what_the_sms_allow_and_none_is_idle(
-    monkeypatch: pytest.MonkeyPatch, N: int, n_sm: int
+    monkeypatch: pytest.MonkeyPatch, N: int, dtype: torch.dtype, n_sm: int
 ) -> None:
     """Programs are as many as the SMs allow, or fewer, and then each has a few rows at least."""
     monkeypatch.setattr(tiling, "sm_count", lambda _: n_sm)
-    tile_rows = tiling.backward_tile(N).rows if N <= tiling.ONE_TILE_MAX else 1
-    n_blocks = -(-N // tiling.COLUMN_BLOCK) if N > tiling.CHUNKED_BACKWARD_MAX else 1
-    most = max(n_blocks, n_sm * (2 if tiling.shares_sm(N) else 1))
+    tile_rows, members, fewest_rows = 1, 1, tiling.MIN_ROWS_PER_TEAM
+    if N <= tiling.ONE_TILE_MAX:
+        tile_rows, fewest_rows = tiling.backward_tile(N).rows, tiling.MIN_ROWS_PER_PROGRAM
+        most = n_sm * (2 if tiling.shares_sm(N) else 1)
+    else:
+        members = tiling.team(N, traffic.GPU).members
+        most = max(members, n_sm * tiling.team_programs(dtype, traffic.GPU))
     for M in (*range(1, 70), n_sm * tile_rows, n_sm * tile_rows + 1, 4096, 1_000_003):
-        n_programs, n_tiles = tiling.n_programs(M, N, CPU), -(-M // tile_rows)
+        n_programs, n_tiles = tiling.n_programs(M, N, dtype, traffic.GPU), -(-M // tile_rows)
         assert 1 <= n_programs <= n_tiles
-        assert n_programs * n_blocks <= most
-        if (n_programs + 1) * n_blocks <= most:
-            fewest = -(-tiling.MIN_ROWS_PER_PROGRAM // tile_rows)  # tiles of a program
+        assert n_programs * members <= most
+        if (n_programs + 1) * members <= most:
+            fewest = -(-fewest_rows // tile_rows)  # tiles of a program
             assert n_tiles < (n_programs + 1) * fewest
+
+
+@pytest.mark.parametrize("device", [CPU, traffic.GPU])
+def test_a_team_has_all_columns_and_none_of_it_is_idle(device: torch.device) -> None:
+    """Every wide row is covered, each program has columns, about as many, in whole sectors."""
+    for N in (*range(tiling.ONE_TILE_MAX + 1, 9300), *range(9300, tiling.LARGEST_N + 1, 97)):
+        members, cols = tiling.team(N, device)
+        assert cols % tiling.COLS_PER_SECTOR == 0
+        assert (members - 1) * cols < N <= members * cols
+        last = N - (members - 1) * cols
+        assert last > cols / 2, "the kernel's programs have as many columns as threads"
+    assert tiling.team(tiling.LARGEST_N, traffic.GPU) == (32, tiling.TEAM_COLS)
+
+
+def test_all_programs_of_a_wide_backward_fit_on_the_sms() -> None:
+    """Threads, times registers, times programs per SM, are the registers that an SM has."""
+    for dtype, per_sm in ((FP16, 8), (BF16, 8), (FP32, 4)):
+        assert tiling.team_programs(dtype, traffic.GPU) == per_sm
+        tried = [c for c, why in tuning.pruned("wide_backward", 20000, dtype).items() if not why]
+        most = max(config.num_warps for config in tried) * 32 * tiling.TEAM_REGISTERS * per_sm
+        assert most == tiling.REGISTERS_PER_SM
+    assert tiling.resident_team(CPU) == {}
 
 
 def test_a_cap_on_registers_is_asked_for_where_it_makes_one_wave() -> None:
@@ -108,11 +135,15 @@ def test_sizes_of_x_and_w_may_differ_where_few_rows_are_long() -> None:
 
 @on_every_width
 @pytest.mark.parametrize("M", [1, 2, 5, 64, 512, 528, 4096])
-def test_scratch_is_a_third_of_the_data_and_one_row_at_most(
+def test_scratch_is_a_share_of_the_data_and_one_row_at_most(
     monkeypatch: pytest.MonkeyPatch, M: int, N: int
 ) -> None:
-    """All programs but one have 4 rows or more, so their scratch is a third of 3*M*N*e."""
+    """All programs but one have 4 rows or more, so their scratch is a third of 3*M*N*e.
+
+    Teams have 2 rows or more, which makes it two thirds.
+    """
     monkeypatch.setattr(tiling, "sm_count", lambda _: 132)
-    n_programs = tiling.n_programs(M, N, CPU)
+    n_programs = tiling.n_programs(M, N, FP16, traffic.GPU)
     both = traffic.backward(M, N, FP16)
-    assert both.scratch_bytes(n_programs - 1) * 3 <= both.obligatory_bytes
+    thirds = 1 if N <= tiling.ONE_TILE_MAX else 2
+    assert both.scratch_bytes(n_programs - 1) * 3 <= both.obligatory_bytes * thirds

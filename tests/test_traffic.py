@@ -173,36 +173,31 @@ def test_few_rows_itemised(needs_dx: bool, needs_dw: bool) -> None:
     assert counted.requested_bytes(dx_programs) == asked
     assert counted.scratch_bytes(dx_programs) == 0
     assert counted.obligatory_bytes == (3 if needs_dx else 2) * M * N * e
-    assert counted.moved_bytes == counted.total_bytes
 
 
 @pytest.mark.parametrize(("needs_dx", "needs_dw"), [(True, True), (True, False), (False, True)])
 @pytest.mark.parametrize("N", [12000, 32768, 32769, 65536])
 def test_wide_rows_itemised(N: int, needs_dx: bool, needs_dw: bool) -> None:
-    """A wide dx asks for x and dy twice: a cache serves the second time, or HBM does."""
+    """A wide dx asks for x and dy twice, and each of the programs on a row hands over a number."""
     M, P, dtype, w_dtype = 96, 13, torch.bfloat16, torch.float32
     data, small, w = M * N * 2, 4 * M, N * 4
     counted = traffic.backward(M, N, dtype, w_dtype, needs_dx=needs_dx, needs_dw=needs_dw)
-    columns = N > 32768
-    n_blocks = -(-N // 4096) if columns else 1
+    members = -(-N // 2048)
     expected = {("x", "read"): data, ("dy", "read"): data, ("rstd", "read"): small}
-    asked = expected | {("rstd", "read"): small * n_blocks}
+    asked = expected | {("rstd", "read"): small * members * (1 + needs_dx)}
     if needs_dx:
+        parts = small * members  # filled, written and read
         expected |= {("w", "read"): w, ("dx", "write"): data}
+        expected |= {("parts", "write"): 2 * parts, ("parts", "read"): parts}
         asked |= {("x", "read"): 2 * data, ("dy", "read"): 2 * data, ("dx", "write"): data}
-        asked |= {("w", "read"): w * (M + P) if columns else 2 * M * w}
-    if needs_dx and columns:
-        expected |= {("mean", "write"): small, ("mean", "read"): small}
-        asked |= {("mean", "write"): small, ("mean", "read"): small * n_blocks}
-        asked |= {("rstd", "read"): small * (1 + n_blocks)}
+        asked |= {("w", "read"): 2 * M * w}
+        asked |= {("parts", "write"): 2 * parts, ("parts", "read"): parts * members}
     if needs_dw:
         expected |= {("dw", "write"): w}
         asked |= {("dw", "write"): w, ("partial_dw", "write"): P * w, ("partial_dw", "read"): P * w}
     assert counted.per_tensor() == expected
     assert counted.requested_bytes(P) == asked
     assert counted.total_bytes == sum(expected.values())
-    reread = 2 * data if needs_dx and columns else 0
-    assert counted.moved_bytes == counted.total_bytes + reread
 
 
 def test_wide_forward_itemised() -> None:
@@ -212,7 +207,7 @@ def test_wide_forward_itemised() -> None:
     asked = {("x", "read"): 4 * M * N, ("w", "read"): 4 * M * N}
     asked |= {("y", "write"): 2 * M * N, ("rstd", "write"): 4 * M}
     assert counted.requested_bytes(M) == asked
-    assert counted.moved_bytes == counted.total_bytes == 4 * M * N + 4 * N + 4 * M
+    assert counted.total_bytes == 4 * M * N + 4 * N + 4 * M
 
 
 def test_fp16_and_bf16_count_the_same() -> None:

@@ -61,7 +61,9 @@ def test_every_config_is_tried_or_has_a_reason(N: int, dtype: torch.dtype) -> No
         ("forward", 2048, FP16, Config(16), {}, "4 elements per thread: less than one 16-byte"),
         ("backward", 512, FP16, Config(32), {}, "4 elements per thread: less than one 16-byte"),
         ("forward", 8192, FP16, Config(2), {}, "128 elements per thread: live values spill"),
-        ("column_backward", 40000, FP16, Config(2), {}, "64 elements per thread: live values"),
+        ("wide_backward", 40000, FP16, Config(1), {}, "64 elements per thread: live values"),
+        ("wide_backward", 40000, FP16, Config(4), {}, "128 threads: not all programs"),
+        ("wide_backward", 40000, FP32, Config(8), {}, "256 threads: not all programs"),
         ("backward", 8192, FP32, Config(8, 4), {"shared_bytes": 166912}, "196608 bytes of shared"),
     ],
 )
@@ -80,7 +82,8 @@ def test_pruning_gives_the_reason(
         ("forward", 2048, FP16, Config(8)),
         ("forward", 2048, FP32, Config(16)),
         ("forward", 8192, FP16, Config(4)),
-        ("column_backward", 40000, FP16, Config(4)),
+        ("wide_backward", 40000, FP16, Config(2)),
+        ("wide_backward", 40000, FP32, Config(4)),
         ("backward", 8192, FP32, Config(8, 4)),
     ],
 )

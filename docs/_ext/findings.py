@@ -217,7 +217,7 @@ def _reads(model: traffic.Traffic) -> int:
     return sum(
         step.n_bytes
         for step in model.steps
-        if step.access == "read" and step.role in {"obligatory", "small", "reread"}
+        if step.access == "read" and step.role in {"obligatory", "small"}
     )
 
 

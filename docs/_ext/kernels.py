@@ -33,7 +33,8 @@ MEANINGS = {
     "w_ptr": "w [N], packed, in a dtype of its own",
     "y_ptr": "y [M, N] in the dtype of x, packed",
     "rstd_ptr": "rstd [M] in fp32: the forward writes it, the backward reads it",
-    "mean_ptr": "mean [M] in fp32: mean(dyw * x_hat) of each row; read for dx, else `None`",
+    "parts_ptr": "parts [M, MEMBERS], fp32 as the bits of int32: each program's part of "
+    "mean(dyw * x_hat); `None` where dx is not asked for",
     "dx_ptr": "dx [M, N] in the dtype of x, packed; `None` where it is not asked for",
     "partial_dw_ptr": "partial_dw [n_programs, N] in fp32; `None` where dw is not asked for",
     "dw_ptr": "dw [N] in the dtype of w; `None` where it is not asked for",
@@ -49,8 +50,11 @@ MEANINGS = {
     "ROWS": "rows in a tile; in the reduction, partial rows added per step",
     "ROW_ALIGN": "a power of two that divides N and every row stride",
     "CHUNK": "columns per step",
-    "N_CHUNKS": "steps in a row: cdiv(N, CHUNK)",
     "COLS": "columns that a program owns",
+    "LANES": "lanes for those columns: next_power_of_2(COLS)",
+    "MEMBERS": "programs that share a row",
+    "PATIENCE": "looks at an absent part before it is made",
+    "THREADS": "threads of a program, or more",
     "DW_ROWS": "rows that a program of dw adds per step",
     "DW_COLS": "columns that a program of dw owns",
     "DW_STAGES": "steps of dw in flight, this one included",
@@ -61,7 +65,6 @@ MEANINGS = {
 ROLES = {
     "obligatory": "headline",
     "small": "total",
-    "reread": "read from HBM again",
     "cached": "read again, from a cache",
     "scratch": "scratch, per program",
 }
@@ -112,7 +115,6 @@ SHAPES = {
     "backward": (1009, 4093),
     "few_rows_backward": (509, 8 * 113),
     "wide_backward": (1009, 20011),
-    "column_backward": (1009, 40009),
 }
 
 
@@ -134,7 +136,8 @@ def steps(path: str) -> list[tuple[Step, Step]]:
 
 def size(one: Step, other: Step, M: int, N: int) -> str:
     """Write a step's bytes as a formula, from the step in either pair of `dtypes`."""
-    count = {M * N: "M·N", M: "M", N: "N"}[one.n_elements]
+    members = tiling.team(N, traffic.GPU).members
+    count = {M * members: "M·MEMBERS", M * N: "M·N", M: "M", N: "N"}[one.n_elements]
     widths = (one.n_bytes // one.n_elements, other.n_bytes // other.n_elements)
     if widths == (4, 4):
         return f"4·{count}"
@@ -145,8 +148,9 @@ def size(one: Step, other: Step, M: int, N: int) -> str:
 def times(step: Step, path: str, M: int, N: int) -> str:
     """Write how often all programs together ask for a tensor."""
     known: dict[int | None, str] = {None: "P", 1: "once", M: "M", 2 * M: "2·M"}
-    if path == "column_backward":
-        known[-(-N // tiling.COLUMN_BLOCK)] = f"⌈N / {tiling.COLUMN_BLOCK}⌉"
+    if path == "wide_backward":
+        members = tiling.team(N, traffic.GPU).members
+        known |= {members: "MEMBERS", 2 * members: "2·MEMBERS"}
     if path == "few_rows_backward":
         known[None] = "⌈M / ROWS⌉"
         known[1 + -(-N // tiling.dw_cols(M, N, traffic.GPU))] = "1 + ⌈N / DW_COLS⌉"

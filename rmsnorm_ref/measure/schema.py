@@ -57,7 +57,7 @@ Flag = Literal["above_ceiling", "fits_in_l2", "by_difference"]
 Knob = Literal[
     "num_stages", "programs_per_sm",
     # What tiling.py pins, see pinned.py:
-    "path", "few_rows", "eviction", "one_row_per_sm", "one_wave", "backward_tile",
+    "path", "team_cols", "few_rows", "eviction", "one_row_per_sm", "one_wave", "backward_tile",
     "few_rows_tiles", "dw_stages", "dx_rows", "rstd", "reduction", "reduce_cols",
     "reduction_start", "walk", "dw_sum",
 ]  # fmt: skip

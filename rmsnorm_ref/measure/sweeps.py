@@ -10,7 +10,7 @@ from rmsnorm_ref import tiling
 
 from . import panels, style
 from .recording import select
-from .schema import BACKWARD, FORWARD
+from .schema import FORWARD
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -63,10 +63,7 @@ def width_sweep(
     rows = panels.picked(recording, kind="kernel", section="widths", pass_=pass_, dtype=dtype)
     figure, (panel,) = style.card(3.7)
     panel.set_xscale("log", base=4, subs=[])
-    marks: dict[float, str] = {tiling.ONE_TILE_MAX: "one tile"}
-    if pass_ == BACKWARD:
-        marks[tiling.CHUNKED_BACKWARD_MAX] = "read once"
-    marks = {last: f"{what} up to N = {last}" for last, what in marks.items()}
+    marks = {float(tiling.ONE_TILE_MAX): f"one tile up to N = {tiling.ONE_TILE_MAX}"}
     _curves(panel, rows, lambda row: row.N, marks)
     panel.xaxis.set_major_formatter(lambda x, _: f"{x:g}")
     panel.set_xlabel("N, elements per row; as many rows as make the same bytes")
