@@ -1,5 +1,5 @@
 """
-Rows too wide for one tile are read in chunks, and stay within their bounds
+Rows too wide for one tile are read in pieces, and stay within their bounds
 ===========================================================================
 
 Decision D1 keeps a whole row in the registers of one program. Registers end, so that decision has
@@ -12,15 +12,15 @@ whether its results hold, and what bandwidth it reaches.
 # -----------------------------
 #
 # Narrow rows share a tile. Up to ``tiling.ONE_TILE_MAX`` columns a row is one tile: read once,
-# reduced, written. A wider row is read in chunks, once for its sum and once for its result; the
-# second read comes out of a cache, so HBM still sees x once. The backward needs room for dw beside
-# the row, and above ``tiling.CHUNKED_BACKWARD_MAX`` columns there is none: x and dy cross the bus a
-# second time, and the model of cost counts that.
+# reduced, written. A wider row is read in pieces, once for its sum and once for its result; the
+# second read comes out of a cache, so HBM still sees x once. In the forward one program takes all
+# pieces. The backward needs room for dw beside the row: there a team of programs shares it, each
+# with columns of its own, and they hand each other their sums.
 
 import matplotlib.pyplot as plt
 import torch
 
-from rmsnorm_ref import oracle, rmsnorm, tiling, traffic, tuning
+from rmsnorm_ref import oracle, rmsnorm, tiling, tuning
 from rmsnorm_ref.measure import figures, live
 
 device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
@@ -28,12 +28,12 @@ WIDTHS = (64, 512, 2048, 8192, 8193, 16384, 40000, 65536)
 MANY = 2**20  # rows, to name the kernel of a large input
 BF16 = torch.bfloat16
 
-print("    N  rows a tile  forward       backward         backward moves / (M·N)")
+print("    N  rows a tile  forward       backward       programs on a row")
 for N in WIDTHS:
     rows = tiling.forward_tile(N).rows if N <= tiling.ONE_TILE_MAX else 1
     forward, backward = tiling.forward_path(N), tiling.backward_path(MANY, N, device, BF16)
-    moved = traffic.backward(MANY, N, BF16, device=device).total_bytes / (2 * MANY * N)
-    print(f"{N:5}  {rows:11}  {forward:12}  {backward:15}  {moved:.1f}")
+    members = tiling.team(N, device).members if backward == "wide_backward" else 1
+    print(f"{N:5}  {rows:11}  {forward:12}  {backward:13}  {members:17}")
 
 # %%
 # The results hold at every width
@@ -79,9 +79,9 @@ figures.curves(WIDTHS, worst, words, live.here(), line=("the bound", [1] * len(W
 # The bandwidth does not
 # ----------------------
 #
-# Same bytes, other widths. Where the backward reads twice, its effective bandwidth, which counts
-# every byte once, must fall. Widths that are no power of two have masked lanes, and rows of an odd
-# width start off a 16-byte boundary and are loaded a few bytes at a time.
+# Same bytes, other widths. Widths that are no power of two have masked lanes, and rows of an odd
+# width start off a 16-byte boundary and are loaded a few bytes at a time. Where programs share a
+# row, the backward pays for their waits.
 
 shown = live.evidence("widths", [(2**25 // N, N) for N in (128, 4096, 16384, 65536)])
 print(live.source(shown))

@@ -1,7 +1,7 @@
 r"""Faults as one-spot changes of our own source, and the means to load a package that has one.
 
 The faults are listed, one paragraph each, in `mutants_forward.txt`, `mutants_backward.txt` (its
-formulas, roundings, rows) and `mutants_memory.txt` (the backward's masks, strides, contract):
+formulas, roundings, rows, teams) and `mutants_memory.txt` (its masks, strides, contract):
 
     name | what rejects it | what it is run on, if not on the kernel's shape in SHAPES
         why this happens in public code
@@ -38,26 +38,25 @@ KERNELS = {
     "BACKWARD": "backward.rmsnorm_backward_kernel",
     "FEW": "few_rows.few_rows_backward_kernel",
     "WIDE_BACKWARD": "wide.wide_backward_kernel",
-    "ROW_MEAN": "wide.row_mean_kernel",
-    "COLUMN": "wide.column_backward_kernel",
+    "PART": "wide.part_of_mean",
+    "ABSENT": "wide.first_absent",
     "REDUCE": "backward.reduce_dw_kernel",
 }
 # The smallest input (M, N) that reaches a function and can show a fault in it: more than one row,
-# masked lanes, and, where a kernel has them, a ragged tile, several chunks, several programs. An
-# odd width keeps few rows out of the kernel that is made for them.
+# masked lanes, and, where a kernel has them, a ragged tile, several chunks, several programs, teams
+# of three or more. An odd width keeps few rows out of the kernel that is made for them.
 SHAPES = {
     "FORWARD": (3, 17),
     "WIDE_FORWARD": (3, 9000),
     "BACKWARD": (9, 1561),
     "FEW": (7, 40),
     "WIDE_BACKWARD": (8, 17000),
-    "ROW_MEAN": (2, 33000),
-    "COLUMN": (2, 33000),
+    "PART": (4, 17000),
+    "ABSENT": (4, 17000),
     "REDUCE": (9, 513),
     "forward._build": (65, 17),
     "wide.build_forward": (3, 9000),
     "wide.build_backward": (4, 17000),
-    "wide.build_column_backward": (4, 33000),
 }
 # Read once, so that all clones of a run are of one state.
 SOURCE = {p.stem: p.read_text() for p in Path(rmsnorm_ref.__file__).parent.glob("*.py")}

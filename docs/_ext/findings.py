@@ -134,15 +134,24 @@ class Repeat(NamedTuple):
 
 
 def repeated() -> Repeat:
-    """Return the two newest full runs of these kernels; LookupError where there are not two."""
+    """Return the two newest full runs of the same kernels, of these if there are two.
+
+    What they tell is how well a run repeats, whichever kernels it timed.
+
+    Raises:
+        LookupError: no two full runs are of the same kernels.
+    """
     run = {"kind": "kernel", "section": "seed"}
-    current = [each for each in choice.ranked(**run) if not recording.stale(each)]
-    n_rows = [len(recording.select(each.rows, **run)) for each in current]
-    full = [each for each, found in zip(current, n_rows, strict=True) if found == max(n_rows)]
-    if len(full) < 2:
-        raise LookupError("no two runs of all seed cells are of these kernels")
-    after, before = full[:2]
-    return Repeat(again.moves(recording.select(after.rows, **run), before), after, before)
+    ranked = choice.ranked(**run)  # those of these kernels first, then the newest
+    n_rows = [len(recording.select(each.rows, **run)) for each in ranked]
+    full = [each for each, found in zip(ranked, n_rows, strict=True) if found == max(n_rows)]
+    for after in full:
+        kernels = after.provenance.fingerprint
+        same = [each for each in full if each.provenance.fingerprint == kernels]
+        if len(same) > 1:
+            before = same[1]
+            return Repeat(again.moves(recording.select(after.rows, **run), before), after, before)
+    raise LookupError("no two runs of all seed cells are of the same kernels")
 
 
 def most_moved() -> Fact:
