@@ -93,6 +93,31 @@ def first_absent(parts, one_per_thread, MEMBERS: tl.constexpr):
     return MEMBERS - tl.max(tl.where(one_per_thread, found, 0), axis=0)
 
 
+@triton.jit
+def mean_of_parts(
+    parts_row_ptr, dy_row_ptr, x_row_ptr, w_ptr, rstd, one_per_thread,
+    N: tl.constexpr, COLS: tl.constexpr, LANES: tl.constexpr, MEMBERS: tl.constexpr,
+    PATIENCE: tl.constexpr,
+):
+    """Wait until all parts of a row are there, and add them up."""
+    # 4 * M * MEMBERS bytes per member, out of L2: volatile, as others write them.
+    every = tl.arange(0, triton.next_power_of_2(MEMBERS))
+    parts = tl.load(parts_row_ptr + every, every < MEMBERS, 0, volatile=True)
+    absent, looks = first_absent(parts, one_per_thread, MEMBERS), 0
+    while absent < MEMBERS:
+        looks += 1
+        if looks > PATIENCE:
+            # It may not have started: other kernels hold its place, or, where programs run one
+            # after the other, this one does. So nobody waits for ever: the part is made here, by
+            # the same sum, to the same bits.
+            part = part_of_mean(dy_row_ptr, x_row_ptr, w_ptr, rstd, absent, N, COLS, LANES)
+            tl.atomic_xchg(parts_row_ptr + absent, part, sem="relaxed")
+        parts = tl.load(parts_row_ptr + every, every < MEMBERS, 0, volatile=True)
+        absent = first_absent(parts, one_per_thread, MEMBERS)
+    # In the same order for every member: one mean.
+    return tl.sum(parts.to(tl.float32, bitcast=True), axis=0)
+
+
 @triton.jit(do_not_specialize=["dy_row_stride", "x_row_stride", "M"])
 def wide_backward_kernel(
     # dy, x [M, N] in the storage dtype, unit column stride; w [N] in its own; rstd [M] in fp32.
@@ -118,7 +143,6 @@ def wide_backward_kernel(
     lanes = tl.arange(0, LANES)
     cols = member * COLS + lanes
     mask = (lanes < COLS) & (cols < N)
-    every = tl.arange(0, triton.next_power_of_2(MEMBERS))
     one_per_thread = member * COLS + tl.arange(0, THREADS) < N  # all true, and not to the compiler
     # The divisions show the compiler how strides are aligned.
     x_row_stride = x_row_stride // ROW_ALIGN * ROW_ALIGN
@@ -141,25 +165,10 @@ def wide_backward_kernel(
             dy_row_ptr = dy_ptr + row * dy_row_stride
             rstd = tl.load(rstd_ptr + row)
             if dx_ptr is not None:
-                # ---- Wait for the others' parts of this row
-                # 4 * M * MEMBERS bytes per member, out of L2: volatile, as others write them.
-                row_parts_ptr = parts_ptr + row * MEMBERS
-                parts = tl.load(row_parts_ptr + every, every < MEMBERS, 0, volatile=True)
-                absent, looks = first_absent(parts, one_per_thread, MEMBERS), 0
-                while absent < MEMBERS:
-                    looks += 1
-                    if looks > PATIENCE:
-                        # It may not have started: other kernels hold its place, or, where programs
-                        # run one after the other, this one does. So nobody waits for ever: the part
-                        # is made here, by the same sum, to the same bits.
-                        part = part_of_mean(
-                            dy_row_ptr, x_row_ptr, w_ptr, rstd, absent, N, COLS, LANES
-                        )
-                        tl.atomic_xchg(row_parts_ptr + absent, part, sem="relaxed")
-                    parts = tl.load(row_parts_ptr + every, every < MEMBERS, 0, volatile=True)
-                    absent = first_absent(parts, one_per_thread, MEMBERS)
-                # Every member adds them up in the same order: one mean.
-                mean = tl.sum(parts.to(tl.float32, bitcast=True), axis=0)
+                mean = mean_of_parts(
+                    parts_ptr + row * MEMBERS, dy_row_ptr, x_row_ptr, w_ptr, rstd, one_per_thread,
+                    N, COLS, LANES, MEMBERS, PATIENCE,
+                )
             # ---- Load again and write
             # 2 * M * N * e bytes, for the last time (evict_first); from cache, unless dw alone is
             # asked for and this read is the first.
@@ -200,7 +209,7 @@ def build_backward(
     """Fix all that does not change between calls of one width; return the launch."""
     team = tiling.team(N, device)
     lanes, patience = tiling.next_power_of_2(team.cols), tiling.patience(device)
-    threads = 64 * config.num_warps  # as many as a warp has on any GPU, so 32 of them are spare
+    threads = 64 * config.num_warps  # a warp has 32 on most GPUs; too many do no harm
     constants = (N, team.cols, lanes, team.members, tiling.row_align(N, dtype), patience, threads)
     kernel = Launch(wide_backward_kernel, constants, config, device, **tiling.resident_team(device))
 

@@ -40,6 +40,7 @@ KERNELS = {
     "WIDE_BACKWARD": "wide.wide_backward_kernel",
     "PART": "wide.part_of_mean",
     "ABSENT": "wide.first_absent",
+    "MEAN": "wide.mean_of_parts",
     "REDUCE": "backward.reduce_dw_kernel",
 }
 # The smallest input (M, N) that reaches a function and can show a fault in it: more than one row,
@@ -53,6 +54,7 @@ SHAPES = {
     "WIDE_BACKWARD": (8, 17000),
     "PART": (4, 17000),
     "ABSENT": (4, 17000),
+    "MEAN": (8, 17000),
     "REDUCE": (9, 513),
     "forward._build": (65, 17),
     "wide.build_forward": (3, 9000),

@@ -260,7 +260,7 @@ BLIND: list[tuple[str, str, dict[str, Any], str]] = [
     ("weight rounded to the dtype of x", "FORWARD", {"w": ""}, "FP16 BF16"),
     ("mean without the weight", "FEW", {"unit_w": True}, "FP16 BF16 FP32"),
     ("weight inside dw", "BACKWARD", {"unit_w": True}, "FP16 BF16 FP32"),
-    ("the one partial dw in bf16", "COLUMN", {}, "BF16"),
+    ("the one partial dw in bf16", "WIDE_BACKWARD", {}, "BF16"),
     ("dw in the dtype of x", "backward.launch_backward", {"w": ""}, "FP16 BF16"),
     ("x read as if packed", "FORWARD", {"layout": "packed"}, "FP16 BF16 FP32"),
     ("offset in too few bits", "FORWARD", {"M": 3}, "FP16 BF16 FP32"),
