@@ -131,7 +131,7 @@ def wide_backward_kernel(
     # MEMBERS programs are a team and share its rows: each has COLS columns, on LANES lanes.
     N: tl.constexpr, COLS: tl.constexpr, LANES: tl.constexpr, MEMBERS: tl.constexpr,
     # ROW_ALIGN divides N and both strides. After PATIENCE looks a part that is absent is made here.
-    # A program has at most THREADS threads, and at least as many columns.
+    # A program has at most THREADS threads.
     ROW_ALIGN: tl.constexpr, PATIENCE: tl.constexpr, THREADS: tl.constexpr,
 ):
     # ---- Locate the columns and the rows
@@ -143,7 +143,7 @@ def wide_backward_kernel(
     lanes = tl.arange(0, LANES)
     cols = member * COLS + lanes
     mask = (lanes < COLS) & (cols < N)
-    one_per_thread = member * COLS + tl.arange(0, THREADS) < N  # all true, and not to the compiler
+    one_per_thread = tl.arange(0, THREADS) < M * THREADS  # all true, but the compiler cannot know
     # The divisions show the compiler how strides are aligned.
     x_row_stride = x_row_stride // ROW_ALIGN * ROW_ALIGN
     dy_row_stride = dy_row_stride // ROW_ALIGN * ROW_ALIGN

@@ -245,17 +245,17 @@ def test_a_team_ends_though_not_all_of_it_can_start(device: str) -> None:
     """Where other kernels hold nearly all places, a wide backward is done before they are."""
     x, w, dy = make(4, 65536, BF16, device=device)
     arguments = dy, 65536, x, 65536, w, (x.float().square().mean(-1) + 1e-6).rsqrt()
-    expected = backward.launch_backward(*arguments)  # compiled from here on
+    for _ in range(2):  # compiled from here on, with memory at hand for one more
+        expected = backward.launch_backward(*arguments)
     until = torch.zeros(1, dtype=torch.int64, device=device)
-    spin_kernel[(1,)](until, 1000, num_warps=32)
+    spin_kernel[(1,)](until, 1000, num_warps=32, maxnreg=32)
     torch.cuda.synchronize()
-    others, done = torch.cuda.Stream(), torch.cuda.Event()
+    others, done, spun = torch.cuda.Stream(), torch.cuda.Event(), torch.cuda.Event()
     with torch.cuda.stream(others):
         # Two of these fill an SM. What is left are two halves of one: places for eight programs of
         # the 32 that are a team here.
         n_programs = 2 * tiling.sm_count(torch.device("cuda", 0)) - 2
-        spin_kernel[(n_programs,)](until, 2_000_000_000, num_warps=32)
-        spun = torch.cuda.Event()
+        spin_kernel[(n_programs,)](until, 2_000_000_000, num_warps=32, maxnreg=32)
         spun.record()
     found = backward.launch_backward(*arguments)
     done.record()
