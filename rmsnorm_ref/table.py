@@ -19,7 +19,7 @@ SHIPPED = {
     "forward": {2048: Config(4), 4096: Config(8), 8192: Config(8)},
     "backward": {4096: Config(4, 3), 8192: Config(8, 3)},
     "wide_forward": {8192: Config(16), 16384: Config(32)},
-    "wide_backward": {2048: Config(2)},
+    "wide_backward": {1024: Config(1)},
 }
 REDUCE = Config(4)  # the dw reduction, a few microseconds
 # Where the table is more than the noise away from the best: (path, BLOCK_SIZE, bytes per element).
@@ -34,6 +34,6 @@ EXCEPTIONS = {
     ("backward", 32, 4): Config(16, 1), ("backward", 64, 4): Config(4, 1),
     ("backward", 128, 4): Config(16, 1), ("backward", 256, 4): Config(8, 1),
     ("backward", 512, 4): Config(4, 1), ("backward", 1024, 4): Config(8, 1),
-    ("wide_backward", 16384, 4): Config(4), ("wide_backward", 32768, 4): Config(4),
-    ("wide_backward", 65536, 4): Config(4),
+    ("wide_backward", 16384, 4): Config(2), ("wide_backward", 32768, 4): Config(2),
+    ("wide_backward", 65536, 4): Config(2),
 }  # fmt: skip

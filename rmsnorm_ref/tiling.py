@@ -42,9 +42,9 @@ REDUCE_NARROW_MAX = 4096
 EARLY_FP32_BYTES_MAX = 32 * 2**20  # of x, see `reduces_early`
 
 # What a program of the wide backward has of a row. A thread of it holds 64 bytes of x, and may have
-# 128 registers, so that an SM holds 8 programs in 16 bits and 4 in fp32: work enough to go on with
+# 128 registers, so that an SM holds 16 programs in 16 bits and 8 in fp32: work enough to go on with
 # while one of them waits. Each place is then taken by a program of the one launch.
-TEAM_COLS = 2048
+TEAM_COLS = 1024
 TEAM_REGISTERS = 128
 TEAM_BYTES_PER_THREAD = 64
 COLS_PER_SECTOR = 16  # columns of a program are a multiple: a sector of 32 bytes, or two, is whole
