@@ -12,8 +12,6 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
-import triton
-import triton.language as tl
 from paths import (
     PATHS,
     Results,
@@ -26,7 +24,7 @@ from paths import (
     shapes,
 )
 
-from rmsnorm_ref import backward, rmsnorm, tiling, tuning
+from rmsnorm_ref import rmsnorm, tiling, tuning
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -228,40 +226,6 @@ def test_a_part_that_another_makes_has_the_same_bits(
     tuning.set_mode("fixed")  # and forget the launch that waits
     for _ in range(5):
         assert_same_bits(run(x, w, dy), expected)
-
-
-@triton.jit
-def spin_kernel(until_ptr, nanoseconds):  # noqa: ANN001, ANN201  # a kernel
-    """Hold a place on an SM for so long; the store keeps the loop from being left out."""
-    start = tl.extra.cuda.globaltimer()
-    now = start
-    while now - start < nanoseconds:
-        now = tl.extra.cuda.globaltimer()
-    tl.store(until_ptr, now)
-
-
-@pytest.mark.usefixtures("fixed")
-def test_a_team_ends_though_not_all_of_it_can_start(device: str) -> None:
-    """Where other kernels hold nearly all places, a wide backward is done before they are."""
-    x, w, dy = make(4, 65536, BF16, device=device)
-    arguments = dy, 65536, x, 65536, w, (x.float().square().mean(-1) + 1e-6).rsqrt()
-    for _ in range(2):  # compiled from here on, with memory at hand for one more
-        expected = backward.launch_backward(*arguments)
-    until = torch.zeros(1, dtype=torch.int64, device=device)
-    spin_kernel[(1,)](until, 1000, num_warps=32, maxnreg=32)
-    torch.cuda.synchronize()
-    others, done, spun = torch.cuda.Stream(), torch.cuda.Event(), torch.cuda.Event()
-    with torch.cuda.stream(others):
-        # Two of these fill an SM. What is left are two halves of one: places for eight programs of
-        # the 32 that are a team here.
-        n_programs = 2 * tiling.sm_count(torch.device("cuda", 0)) - 2
-        spin_kernel[(n_programs,)](until, 2_000_000_000, num_warps=32, maxnreg=32)
-        spun.record()
-    found = backward.launch_backward(*arguments)
-    done.record()
-    done.synchronize()
-    assert not spun.query(), "nothing held the places"
-    assert_same_bits(found, expected)
 
 
 @pytest.mark.usefixtures("fixed")

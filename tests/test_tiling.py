@@ -58,12 +58,12 @@ def test_a_team_has_all_columns_and_none_of_it_is_idle(device: torch.device) -> 
         members, cols = tiling.team(N, device)
         assert cols % tiling.COLS_PER_SECTOR == 0
         assert (members - 1) * cols < N <= members * cols
-    assert tiling.team(tiling.LARGEST_N, traffic.GPU) == (32, tiling.TEAM_COLS)
+    assert tiling.team(tiling.LARGEST_N, traffic.GPU) == (64, tiling.TEAM_COLS)
 
 
 def test_all_programs_of_a_wide_backward_fit_on_the_sms() -> None:
     """Threads, times registers, times programs per SM, are the registers that an SM has."""
-    for dtype, per_sm in ((FP16, 8), (BF16, 8), (FP32, 4)):
+    for dtype, per_sm in ((FP16, 16), (BF16, 16), (FP32, 8)):
         assert tiling.team_programs(dtype, traffic.GPU) == per_sm
         tried = [c for c, why in tuning.pruned("wide_backward", 20000, dtype).items() if not why]
         most = max(config.num_warps for config in tried) * 32 * tiling.TEAM_REGISTERS * per_sm

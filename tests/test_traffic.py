@@ -182,7 +182,7 @@ def test_wide_rows_itemised(N: int, needs_dx: bool, needs_dw: bool) -> None:
     M, P, dtype, w_dtype = 96, 13, torch.bfloat16, torch.float32
     data, small, w = M * N * 2, 4 * M, N * 4
     counted = traffic.backward(M, N, dtype, w_dtype, needs_dx=needs_dx, needs_dw=needs_dw)
-    members = -(-N // 2048)
+    members = -(-N // 1024)
     expected = {("x", "read"): data, ("dy", "read"): data, ("rstd", "read"): small}
     asked = expected | {("rstd", "read"): small * members * (1 + needs_dx)}
     if needs_dx:
