@@ -15,7 +15,7 @@ from evidence import NAMESPACE, Fact
 from sphinx.util import logging
 from sphinx.util.docutils import SphinxRole
 
-from rmsnorm_ref.measure import choice
+from rmsnorm_ref.measure import choice, recording
 
 if TYPE_CHECKING:
     from sphinx.application import Sphinx
@@ -56,9 +56,11 @@ class FactRole(SphinxRole):
 
 def origin(name: str) -> str:
     """Say in a few words what a recording was made on."""
-    facts = next(each.provenance for each in choice.shipped() if each.id == name)
+    found = next(each for each in choice.shipped() if each.id == name)
+    facts = found.provenance
     commit = f", commit {facts.commit[:7]}" if facts.commit else ""
-    return f"{name}: {facts.gpu}, {facts.date[:10]}{commit}"
+    earlier = ", earlier kernels" if recording.stale(found) else ""
+    return f"{name}: {facts.gpu}, {facts.date[:10]}{commit}{earlier}"
 
 
 def link_facts(app: Sphinx, doctree: nodes.document, page: str) -> None:

@@ -38,7 +38,7 @@ from docutils.parsers.rst import directives
 from sphinx.util.docutils import SphinxDirective
 from tables import Table
 
-from rmsnorm_ref.measure import choice, figures
+from rmsnorm_ref.measure import choice, figures, recording
 from rmsnorm_ref.measure.sweeps import KNOBS
 
 if TYPE_CHECKING:
@@ -121,13 +121,16 @@ def table_node(found: Table, docname: str) -> nodes.table:
     """Return a docutils table: a caption with links, a header row, a stub column."""
     caption = text_or_code(found.caption)
     for number, source in enumerate(found.sources):
-        caption += [nodes.Text(", " if number else ". From "), _recording(source, docname)]
+        caption += [nodes.Text(", " if number else ". From "), *_recording(source, docname)]
     classes = ["results", "wordy" if len(found.titles) == 2 else "numeric"]
     return table(caption, found.titles, found.rows, classes=classes, stub=True)
 
 
-def _recording(source: str, docname: str) -> nodes.Node:
-    return recording_link(source, docname, "fact", "recorded")
+def _recording(source: str, docname: str) -> list[nodes.Node]:
+    """Return a link to a recording, and a word where it is of kernels that have changed since."""
+    link = recording_link(source, docname, "fact", "recorded")
+    earlier = any(each.id == source and recording.stale(each) for each in choice.shipped())
+    return [link, nodes.Text(" (earlier kernels)")] if earlier else [link]
 
 
 # ---- Figures ----------------------------------------------------------------------------------

@@ -20,7 +20,7 @@ from rmsnorm_ref import interpreter
 
 from . import chain, choice, kernel_rows, knobs, peers, provenance, timing
 from .cells import BF16, Cell
-from .recording import LIVE, Recording
+from .recording import LIVE, Recording, stale
 from .schema import CellSection, Provenance
 from .session import Session
 
@@ -119,7 +119,8 @@ def source(shown: Recording, what: str = "times") -> str:
     facts = shown.provenance
     commit = (facts.commit or "unknown")[:7]
     where = shown.id if shown.live else f"recording {shown.id}"
-    return f"{what}: {where}, {facts.gpu}, {facts.date[:10]}, commit {commit}"
+    earlier = ", earlier kernels" if stale(shown) else ""
+    return f"{what}: {where}, {facts.gpu}, {facts.date[:10]}, commit {commit}{earlier}"
 
 
 def here() -> str:

@@ -15,6 +15,8 @@ import functools
 import textwrap
 from typing import TYPE_CHECKING, Any, NamedTuple, ParamSpec
 
+from .recording import stale
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
@@ -223,7 +225,7 @@ def note(recording: Recording) -> str:
     commit = f"commit {provenance.commit[:7]}" if provenance.commit else "no commit"
     changed = "" if provenance.clean else " with local changes"
     versions = f"torch {provenance.torch.partition('+')[0]}, triton {provenance.triton}"
-    how = recording.id if recording.live else "recorded"
+    how = recording.id if recording.live else "recorded" + ", earlier kernels" * stale(recording)
     when = f"{provenance.date[:10]}, {commit}{changed}, {how}"
     return f"{provenance.gpu}, {versions}, {when}"
 
