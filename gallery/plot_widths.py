@@ -80,8 +80,8 @@ figures.curves(WIDTHS, worst, words, live.here(), line=("the bound", [1] * len(W
 # ----------------------
 #
 # Same bytes, other widths. Widths that are no power of two have masked lanes, and rows of an odd
-# width start off a 16-byte boundary and are loaded a few bytes at a time. Where programs share a
-# row, the backward pays for their waits.
+# width start off a 16-byte boundary and are loaded a few bytes at a time. A figure whose foot says
+# "earlier kernels" was timed before one of them was changed.
 
 shown = live.evidence("widths", [(2**25 // N, N) for N in (128, 4096, 16384, 65536)])
 print(live.source(shown))

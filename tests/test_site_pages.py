@@ -53,7 +53,7 @@ def test_every_image_has_alt_text(pages: dict[str, Tags]) -> None:
 
 def test_every_figure_of_the_gallery_says_its_source(pages: dict[str, Tags]) -> None:
     """The alt text says, as the figure's foot does, on what and when, live or from a recording."""
-    when = r"\d{4}-\d\d-\d\d, (commit|no commit) .*(recorded|measured now)\.$"
+    when = r"\d{4}-\d\d-\d\d, (commit|no commit) .*(recorded(, earlier kernels)?|measured now)\.$"
     for name, page in pages.items():
         if name.startswith("auto_examples/plot_"):
             figures = [alt for alt in page.values("img", "alt") if alt]
@@ -265,6 +265,7 @@ def test_byte_formulas_are_those_of_the_model(path: str) -> None:
     fresh = count(M, N, torch.bfloat16, w_dtype).steps
     assert path in {step.kernel for step in fresh}
     names = {"M": M, "N": N, "e": 2, "e_w": w_dtype.itemsize}
+    names["MEMBERS"] = tiling.team(N, traffic.GPU).members
     for step, formula in zip(fresh, formulas, strict=True):
         factors = [names.get(factor) or int(factor) for factor in formula.split("·")]
         n_bytes = 1

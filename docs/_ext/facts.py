@@ -21,6 +21,8 @@ if TYPE_CHECKING:
     from sphinx.application import Sphinx
     from sphinx.writers.html5 import HTML5Translator
 
+    from rmsnorm_ref.measure.recording import Recording
+
 LOGGER = logging.getLogger(__name__)
 
 
@@ -56,11 +58,15 @@ class FactRole(SphinxRole):
 
 def origin(name: str) -> str:
     """Say in a few words what a recording was made on."""
-    found = next(each for each in choice.shipped() if each.id == name)
-    facts = found.provenance
+    facts = shipped(name).provenance
     commit = f", commit {facts.commit[:7]}" if facts.commit else ""
-    earlier = ", earlier kernels" if recording.stale(found) else ""
+    earlier = ", earlier kernels" if recording.stale(shipped(name)) else ""
     return f"{name}: {facts.gpu}, {facts.date[:10]}{commit}{earlier}"
+
+
+def shipped(name: str) -> Recording:
+    """Return a recording that ships with the package."""
+    return next(each for each in choice.shipped() if each.id == name)
 
 
 def link_facts(app: Sphinx, doctree: nodes.document, page: str) -> None:

@@ -26,6 +26,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import evidence
+import facts
 import findings
 import limits
 import proofs
@@ -129,8 +130,9 @@ def table_node(found: Table, docname: str) -> nodes.table:
 def _recording(source: str, docname: str) -> list[nodes.Node]:
     """Return a link to a recording, and a word where it is of kernels that have changed since."""
     link = recording_link(source, docname, "fact", "recorded")
-    earlier = any(each.id == source and recording.stale(each) for each in choice.shipped())
-    return [link, nodes.Text(" (earlier kernels)")] if earlier else [link]
+    if recording.stale(facts.shipped(source)):
+        return [link, nodes.Text(" (earlier kernels)")]
+    return [link]
 
 
 # ---- Figures ----------------------------------------------------------------------------------
