@@ -147,7 +147,10 @@ def test_an_interrupt_is_told_in_one_line(written: Callable[..., tuple[Target, P
     """Ctrl-C, which all processes of the terminal get, ends them all, and shows no traceback."""
     target, log = written(at_call=f"{WRITES_PIDS}; time.sleep(99)")
     command = [sys.executable, "-m", "rmsnorm_ref", "review", target.name, "--device", "cpu"]
+    # What a shell starts in the background ignores Ctrl-C, and so would all that it starts.
+    heeded = signal.signal(signal.SIGINT, signal.default_int_handler)
     review = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, start_new_session=True)
+    signal.signal(signal.SIGINT, heeded)
     pids = log.with_name("pids")
     while not (pids.exists() and pids.read_text()):
         assert review.poll() is None
