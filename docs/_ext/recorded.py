@@ -48,7 +48,7 @@ class RecordingsDirective(SphinxDirective):
             here = recording.select(each.rows, section=section, kind=kind)
             shapes = len({(row.M, row.N) for row in here})
             dtypes = ", ".join(sorted({row.dtype for row in here}))
-            rows.append((f"`{section}`", f"`{kind}`", str(shapes), dtypes, str(n_rows)))
+            rows.append((section, kind, str(shapes), dtypes, str(n_rows)))
         head = ("Section", "Kind", "Shapes", "Dtypes", "Rows")
         return table(f"What {each.id} holds", head, rows)
 
