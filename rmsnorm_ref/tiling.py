@@ -18,8 +18,8 @@ from .table import Config
 
 # Widest row that is accepted at all; every path below is tested up to here.
 LARGEST_N = 65536
-# Widest row kept whole in registers. At 8192 x 16384 the chunked backward takes 212 us against 293;
-# the forwards are level.
+# Widest row kept whole in registers. At 8192 x 16384 one tile's backward takes 293 us, a team's 209
+# (h200-2026-12-01-shapes); the forwards are level.
 ONE_TILE_MAX = 8192
 
 FORWARD_TILE = 2048  # elements; narrower rows share a tile until it holds this many
@@ -32,7 +32,8 @@ LARGE_TILE_ALL_THE_SAME = (128, 256)  # values of BLOCK_SIZE
 
 MIN_ROWS_PER_PROGRAM = 4  # else the fp32 partial buffer outgrows a third of the data
 # Of wide rows two, and two thirds: a team takes its rows one after the other, and the fewer the
-# sooner it is done. 16 x 16384 takes 8.6 us against 11.8, 1024 x 16384 as long (not recorded).
+# sooner it is done. With 2048 columns to a program 16 x 16384 took 8.6 us against 11.8, and
+# 1024 x 16384 as long (not recorded).
 MIN_ROWS_PER_TEAM = 2
 
 REDUCE_TILE = 2048  # elements that a program of the dw reduction adds per step

@@ -58,9 +58,10 @@ class FactRole(SphinxRole):
 
 def origin(name: str) -> str:
     """Say in a few words what a recording was made on."""
-    facts = shipped(name).provenance
+    found = shipped(name)
+    facts = found.provenance
     commit = f", commit {facts.commit[:7]}" if facts.commit else ""
-    earlier = ", earlier kernels" if recording.stale(shipped(name)) else ""
+    earlier = ", earlier kernels" if recording.stale(found) else ""
     return f"{name}: {facts.gpu}, {facts.date[:10]}{commit}{earlier}"
 
 

@@ -86,10 +86,10 @@ ELEMENTS = 2**25  # 64 MiB of x
 
 CHOICES = (
     Choice(
-        "path", "a row whole in registers, or in pieces", BOTH, ((8192, 16384),),
+        "path", "a row whole in registers, or in chunks", BOTH, ((8192, 16384),),
         (Alternative("one tile", {"ONE_TILE_MAX": tiling.LARGEST_N}),
-         Alternative("pieces", {"ONE_TILE_MAX": 0})),
-        lambda _, N: "one tile" if N <= tiling.ONE_TILE_MAX else "pieces", searched=True,
+         Alternative("chunks", {"ONE_TILE_MAX": 0})),
+        lambda _, N: "one tile" if N <= tiling.ONE_TILE_MAX else "chunks", searched=True,
     ),
     Choice(
         "team_cols", "columns that each program of a team has of a wide row", (BACKWARD,),
